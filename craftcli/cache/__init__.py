@@ -1,0 +1,1 @@
+"""The anchor cache: its format, its store, and how it is built."""

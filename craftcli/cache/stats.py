@@ -1,0 +1,74 @@
+"""Per-position statistics of hidden targets, in float64 and chunk by chunk."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerStats:
+    """Mean and variance of one layer's targets; both 0 where nothing was counted."""
+
+    mean: npt.NDArray[np.float64]
+    """[V, D]"""
+    variance: npt.NDArray[np.float64]
+    """[V, D], of the population (divided by the count)."""
+    count: npt.NDArray[np.int64]
+    """[V], how many vectors were let through at each position."""
+
+
+class Moments:
+    """Running mean and variance of vectors at V positions; updates in any grouping agree."""
+
+    def __init__(self, vectors: int, dim: int) -> None:
+        self.count: npt.NDArray[np.int64] = np.zeros(vectors, np.int64)
+        self.mean: npt.NDArray[np.float64] = np.zeros((vectors, dim))
+        self._squares: npt.NDArray[np.float64] = np.zeros((vectors, dim))
+
+    def __repr__(self) -> str:
+        vectors, dim = self.mean.shape
+        return f"Moments(vectors={vectors}, dim={dim}, counted={int(self.count.sum())})"
+
+    @property
+    def variance(self) -> npt.NDArray[np.float64]:
+        """[V, D], of the population (divided by the count)."""
+        variance: npt.NDArray[np.float64] = self._squares / np.maximum(self.count, 1)[:, None]
+        return variance
+
+    def update(self, values: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> None:
+        """Add `values` [n, V, D] where `mask` [n, V] is true; elsewhere they may be anything."""
+        if values.shape != (*mask.shape, self.mean.shape[1]) or values.shape[1:] != self.mean.shape:
+            raise ValueError(
+                f"values {values.shape} and mask {mask.shape} do not fit [V, D] = {self.mean.shape}"
+            )
+        batch = Moments(*self.mean.shape)
+        kept = mask[:, :, None]
+        batch.count = mask.sum(axis=0, dtype=np.int64)
+        sums = np.where(kept, values, 0).sum(axis=0, dtype=np.float64)
+        batch.mean = sums / np.maximum(batch.count, 1)[:, None]
+        deviations = np.where(kept, values, batch.mean).astype(np.float64) - batch.mean
+        batch._squares = np.square(deviations).sum(axis=0)
+        self.merge(batch)
+
+    def merge(self, other: "Moments") -> None:
+        """Add what another object has counted (Chan's parallel update)."""
+        total = self.count + other.count
+        share = (other.count / np.maximum(total, 1))[:, None]
+        delta = other.mean - self.mean
+        self._squares = (
+            self._squares + other._squares + np.square(delta) * self.count[:, None] * share
+        )
+        self.mean = self.mean + delta * share
+        self.count = total
+
+    def result(self) -> LayerStats:
+        """The statistics so far."""
+        return LayerStats(mean=self.mean, variance=self.variance, count=self.count)
+
+
+def scalar_variance(variance: npt.NDArray[np.float64], count: npt.NDArray[np.int64]) -> float:
+    """Channel-mean variance [V, D], averaged over positions by their count [V]; 0 when empty."""
+    total = int(count.sum())
+    return float((variance.mean(axis=1) * count).sum() / total) if total else 0.0

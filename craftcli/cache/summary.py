@@ -1,0 +1,168 @@
+"""What is in a cache, as one object."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from craftcli.cache.dtypes import decode
+from craftcli.cache.format import DatasetIdentity, TeacherIdentity, layer_names
+from craftcli.cache.stats import Moments, scalar_variance
+
+if TYPE_CHECKING:
+    from craftcli.cache.store import CacheReader
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNorms:
+    """How large one layer's valid vectors are; all 0 when there is none."""
+
+    layer: str
+    """Name of the layer, `<stack>.<layer>`."""
+    count: int
+    """Vectors counted."""
+    mean: float
+    """Mean of their L2 norms."""
+    std: float
+    """Standard deviation of the norms."""
+    min: float
+    """Smallest norm."""
+    max: float
+    """Largest norm."""
+    scalar_variance: float
+    """Variance of a channel around its position's mean, averaged over positions by count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSummary:
+    """Contents and origin of a cache."""
+
+    path: str
+    """Folder of the cache."""
+    rows: int
+    """Rows, valid or not."""
+    valid_rows: int
+    """Rows that may be trained on."""
+    stack: str
+    """The layer stack that was recorded."""
+    layers: tuple[int, ...]
+    """Recorded layers, counted from 0."""
+    layer_count: int
+    """Depth of the stack."""
+    pooling: str
+    """How token positions became vectors."""
+    vectors: int
+    """Vectors a row has in each layer."""
+    dim: int
+    """Width of a vector."""
+    dtype: str
+    """Dtype of the hidden states."""
+    images: str
+    """Where the images are."""
+    seed: int
+    """Seed of the sample selection."""
+    kinds: tuple[str, ...]
+    """What the rows can be retained by."""
+    size_bytes: int
+    """Bytes on disk, metadata included."""
+    bytes_per_row: int
+    """Payload bytes of a row over all arrays."""
+    chunks: int
+    """Chunks along the row axis."""
+    rows_per_chunk: int
+    """Rows in every chunk but the last."""
+    complete: bool
+    """Whether every row was written."""
+    created: str
+    """When the build began, ISO 8601."""
+    teacher: TeacherIdentity
+    """The policy that made the hidden states."""
+    dataset: DatasetIdentity
+    """The samples they were made on."""
+    versions: dict[str, str]
+    """Versions of the packages that built the cache."""
+    layer_norms: tuple[LayerNorms, ...]
+    """Sizes of the valid vectors, one entry a layer."""
+    tasks: dict[str, int]
+    """Valid rows of each task, in the order of the cache's task list."""
+    episodes: int
+    """Different episodes among the valid rows."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+        }
+
+
+def summarize(reader: "CacheReader") -> CacheSummary:
+    """Read index and hidden states once, and sum them up.
+
+    Raises:
+        CraftError: a chunk is missing or damaged.
+    """
+    manifest = reader.manifest
+    valid = reader.read_all("valid")
+    task_counts = Counter(reader.read_all("index/task")[valid].tolist())
+    norms = layer_names(manifest) if "hidden" in manifest.kinds else []
+    return CacheSummary(
+        path=str(reader.path),
+        rows=manifest.rows,
+        valid_rows=int(valid.sum()),
+        stack=manifest.stack,
+        layers=manifest.layers,
+        layer_count=manifest.layer_count,
+        pooling=manifest.pooling,
+        vectors=manifest.vectors,
+        dim=manifest.dim,
+        dtype=manifest.dtype,
+        images=manifest.images,
+        seed=manifest.seed,
+        kinds=manifest.kinds,
+        size_bytes=reader.size_on_disk(),
+        bytes_per_row=sum(reader.spec(name).row_bytes for name in reader.array_names()),
+        chunks=manifest.chunk_count,
+        rows_per_chunk=manifest.rows_per_chunk,
+        complete=manifest.complete,
+        created=manifest.created,
+        teacher=manifest.teacher,
+        dataset=manifest.dataset,
+        versions=manifest.versions,
+        layer_norms=tuple(_layer_norms(reader, layer) for layer in norms),
+        tasks={task: task_counts[i] for i, task in enumerate(reader.tasks)},
+        episodes=len(np.unique(reader.read_all("index/episode")[valid])),
+    )
+
+
+def _layer_norms(reader: "CacheReader", layer: str) -> LayerNorms:
+    moments = Moments(vectors=1, dim=1)
+    smallest, largest = np.inf, 0.0
+    for norms in _valid_norms(reader, layer):
+        if norms.size:
+            moments.update(norms[:, None, None], np.ones((norms.size, 1), bool))
+            smallest, largest = min(smallest, norms.min()), max(largest, norms.max())
+    count = int(moments.count[0])
+    stats = reader.stats(layer)
+    return LayerNorms(
+        layer=layer,
+        count=count,
+        mean=float(moments.mean[0, 0]),
+        std=float(np.sqrt(moments.variance[0, 0])),
+        min=float(smallest) if count else 0.0,
+        max=float(largest),
+        scalar_variance=scalar_variance(stats.variance, stats.count),
+    )
+
+
+def _valid_norms(reader: "CacheReader", layer: str) -> Iterator[npt.NDArray[np.float64]]:
+    manifest = reader.manifest
+    for chunk in range(manifest.chunk_count):
+        where = manifest.chunk_rows(chunk)
+        rows = np.arange(where.start, where.stop)
+        targets = reader.read("hidden_mask", rows) & reader.read("valid", rows)[:, None]
+        vectors = decode(reader.read(f"hidden/{layer}", rows), manifest.dtype)[targets]
+        yield np.linalg.norm(vectors.astype(np.float64), axis=-1)

@@ -1,0 +1,142 @@
+"""The one place that writes to the terminal: results to stdout, everything else to stderr."""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from craftcli.errors import CraftError
+
+
+class Output:
+    """Where a command prints; with `--json`, stdout carries nothing but one JSON document."""
+
+    def __init__(self, *, as_json: bool = False, debug: bool = False) -> None:
+        self.as_json = as_json
+        self.debug = debug
+        # Highlighting would colour numbers in lines that other programs read.
+        self._data = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self._notes = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+
+    @property
+    def _result(self) -> Console:
+        return self._notes if self.as_json else self._data
+
+    def say(self, text: str = "") -> None:
+        """A line of the command's result."""
+        self._result.print(escape(text))
+
+    def table(self, title: str, rows: Mapping[str, Any]) -> None:
+        """Names and values, aligned."""
+        table = Table(title=title, title_justify="left", show_header=False, box=None)
+        table.add_column(style="cyan", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in rows.items():
+            table.add_row(escape(name), escape(str(value)))
+        self._result.print(table)
+
+    def json(self, document: Any) -> None:
+        """The command's result as JSON, if it was asked for."""
+        if self.as_json:
+            sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+    def note(self, text: str) -> None:
+        """Something worth knowing that is no result."""
+        self._notes.print(escape(text), style="dim")
+
+    def warn(self, text: str) -> None:
+        """Something the user may want to act on."""
+        self._notes.print(f"[yellow]Warning:[/yellow] {escape(text)}")
+
+    def error(self, error: CraftError) -> None:
+        """What, why and fix."""
+        self._notes.print(f"[bold red]Error:[/bold red] {escape(error.what)}")
+        self._notes.print(f"  [bold]Why:[/bold] {escape(error.why)}")
+        self._notes.print(f"  [bold]Fix:[/bold] {escape(error.fix)}")
+
+    @contextmanager
+    def status(self, text: str) -> Iterator[None]:
+        """Say what is going on while something takes a while."""
+        if not self._notes.is_terminal:
+            self.note(text)
+            yield
+            return
+        with self._notes.status(escape(text)):
+            yield
+
+    @contextmanager
+    def progress(self, total: int, unit: str) -> Iterator["Bar"]:
+        """A bar with rate and time left, on a terminal only."""
+        columns: tuple[ProgressColumn, ...] = (
+            SpinnerColumn(),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn(unit),
+            _Rate(unit),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+        )
+        with Progress(
+            *columns, console=self._notes, disable=not self._notes.is_terminal
+        ) as progress:
+            yield Bar(progress, total, self)
+
+
+class Bar:
+    """A running progress bar."""
+
+    def __init__(self, progress: Progress, total: int, output: Output) -> None:
+        self._progress = progress
+        self._output = output
+        self._task = progress.add_task("", total=total)
+
+    def advance(self, count: int = 1) -> None:
+        """So many more are done."""
+        self._progress.advance(self._task, count)
+
+    def line(self, text: str) -> None:
+        """A line of the result above the bar."""
+        self._output.say(text)
+
+
+class _Rate(ProgressColumn):
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self._unit = unit
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:.1f} {self._unit}/s" if speed else "", style="progress.data.speed")
+
+
+def size(count: int) -> str:
+    """A number of bytes as people read it.
+
+    >>> size(1536)
+    '1.5 KiB'
+    """
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"

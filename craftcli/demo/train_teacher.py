@@ -1,0 +1,139 @@
+"""Reproduce the demo's teacher: `python -m craftcli.demo.train_teacher` (about ten minutes).
+
+It learns to reach the red, the green and the yellow block from a scripted expert, with the
+policy's own loss; it never sees the instruction for the blue one.
+"""
+
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import typer
+from lerobot.configs import FeatureType, PolicyFeature
+from lerobot.policies.factory import make_pre_post_processors
+
+from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER, TinyPI0FastConfig
+from craftcli.demo.datasets import CAMERA, demo_stats
+from craftcli.demo.evaluate import success_rate
+from craftcli.demo.modeling_tiny_pi0_fast import TinyPI0FastPolicy
+from craftcli.demo.tokenizers import (
+    build_action_tokenizer,
+    build_text_tokenizer,
+    tokenizer_folders,
+)
+from craftcli.demo.world import (
+    BOARD,
+    COLOURS,
+    IMAGE_PX,
+    OLD_COLOURS,
+    Scene,
+    expert_action,
+    instruction,
+    move,
+    render,
+    sample_scene,
+)
+
+FAST_SCALE = 4.0
+FAST_VOCAB = 1
+"""No merges: one token for every coefficient, so that columns and rows are learned apart."""
+
+
+def write_tokenizers(folder: Path, horizon: int) -> None:
+    """Build both tokenizers and save them where the policy's configuration looks for them."""
+    text_folder, action_folder = tokenizer_folders(folder)
+    words = [word for colour in COLOURS for word in instruction(colour).split()]
+    build_text_tokenizer(words).save_pretrained(text_folder)
+    reach = range(1 - BOARD, BOARD)
+    chunks = np.stack(
+        [straight_path(dx, dy, horizon) for dx, dy in itertools.product(reach, reach)]
+    )
+    # Every path four times: byte-pair encoding merges only what it saw more than once.
+    tokenizer = build_action_tokenizer(
+        np.concatenate([chunks] * 4), scale=FAST_SCALE, vocab_size=FAST_VOCAB
+    )
+    tokenizer.save_pretrained(action_folder)
+
+
+def straight_path(dx: int, dy: int, horizon: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The expert's actions for a block `dx` columns and `dy` rows away."""
+    left = np.array([dx, dy])
+    steps = []
+    for _ in range(horizon):
+        steps.append(np.sign(left))
+        left = left - steps[-1]
+    return np.stack(steps).astype(np.float32)
+
+
+def sample_batch(rng: np.random.Generator, size: int, horizon: int) -> dict[str, Any]:
+    """Fresh scenes somewhere along the expert's way, as a LeRobotDataset would give them."""
+    images, states, actions, tasks = [], [], [], []
+    for _ in range(size):
+        scene, colour = sample_scene(rng), OLD_COLOURS[rng.integers(len(OLD_COLOURS))]
+        for _ in range(rng.integers(BOARD)):
+            scene = move(scene, expert_action(scene, colour))
+        images.append(torch.from_numpy(render(scene)).permute(2, 0, 1).float() / 255)
+        states.append(torch.tensor(scene.hand, dtype=torch.float32))
+        actions.append(torch.from_numpy(_expert_chunk(scene, colour, horizon)))
+        tasks.append(instruction(colour))
+    return {
+        CAMERA: torch.stack(images),
+        "observation.state": torch.stack(states),
+        "action": torch.stack(actions),
+        "task": tasks,
+    }
+
+
+def _expert_chunk(scene: Scene, colour: str, horizon: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    (bx, by), (hx, hy) = scene.blocks[colour], scene.hand
+    return straight_path(bx - hx, by - hy, horizon)
+
+
+def main(
+    steps: int = 3000,
+    batch_size: int = 64,
+    lr: float = 2e-3,
+    seed: int = 0,
+    folder: Path = TEACHER_FOLDER,
+    width: int = 64,
+) -> None:
+    """Train, measure closed-loop success, and save the checkpoint in LeRobot's layout."""
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    config = TinyPI0FastConfig(
+        device="cpu", push_to_hub=False, width=width, mlp_dim=4 * width, head_dim=width // 4
+    )
+    write_tokenizers(TEACHER_FOLDER, config.chunk_size)
+    config.input_features = {
+        CAMERA: PolicyFeature(type=FeatureType.VISUAL, shape=(3, IMAGE_PX, IMAGE_PX)),
+        "observation.state": PolicyFeature(type=FeatureType.STATE, shape=(2,)),
+    }
+    config.output_features = {"action": PolicyFeature(type=FeatureType.ACTION, shape=(2,))}
+    policy = TinyPI0FastPolicy(config)
+    preprocess, postprocess = make_pre_post_processors(config, dataset_stats=demo_stats())
+    optimizer = torch.optim.AdamW(policy.parameters(), lr, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps)
+    policy.train()
+    started = time.perf_counter()
+    for step in range(1, steps + 1):
+        loss, _ = policy(preprocess(sample_batch(rng, batch_size, config.chunk_size)))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        if step % 100 == 0:
+            typer.echo(f"step {step}/{steps} loss={loss:.4f} {time.perf_counter() - started:.0f}s")
+    for colour in COLOURS:
+        rate = success_rate(policy, preprocess, postprocess, colour, rollouts=50)
+        typer.echo(f"success on {instruction(colour)!r}: {rate:.2f}")
+    policy.save_pretrained(folder)
+    preprocess.save_pretrained(folder)
+    postprocess.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,1 @@
+"""Training under the retention constraint."""

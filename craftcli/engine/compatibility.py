@@ -1,0 +1,70 @@
+"""Whether a cache, a student and its preprocessor belong together, and L_ret = 0 to prove it."""
+
+from dataclasses import dataclass
+
+import torch
+
+from craftcli.cache.format import Manifest, TeacherIdentity
+from craftcli.choices import LossKind
+from craftcli.engine.retention import Retention
+from craftcli.errors import EXIT_CHECK_FAILED, CraftError
+
+TOLERANCE = {"float32": 1e-6, "bfloat16": 1e-2, "float16": 1e-3}
+"""Share of the teacher's variance that rounding may account for, by the coarsest precision."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfCheck:
+    """L_ret of the untouched student, in nmse."""
+
+    drift: float
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the drift is rounding."""
+        return self.drift <= self.tolerance
+
+
+def check_identity(manifest: Manifest, student: TeacherIdentity, *, cache: str) -> None:
+    """Refuse a cache that another teacher made, naming what differs."""
+    teacher = manifest.teacher
+    compared = ("policy_type", "config_digest", "weights_digest", "processor_digest")
+    differing = [name for name in compared if getattr(teacher, name) != getattr(student, name)]
+    if not differing:
+        return
+    first = differing[0]
+    raise CraftError(
+        f"The cache {cache} was built with another teacher.",
+        why=f"its {', '.join(differing)} differ: {first} is {_short(getattr(teacher, first))} in "
+        f"the cache (from {teacher.source}) and {_short(getattr(student, first))} for "
+        f"{student.source}.",
+        fix="give --policy the teacher of the cache, or rebuild it with craft cache build.",
+    )
+
+
+@torch.no_grad()
+def self_check(retention: Retention) -> SelfCheck:
+    """Measure L_ret before the first step, where the student still is its teacher."""
+    manifest = retention.anchors.manifest
+    drift = retention.measure(0, kind=LossKind.NMSE).total.item()
+    precisions = (manifest.dtype, manifest.teacher.dtype)
+    return SelfCheck(drift=drift, tolerance=max(TOLERANCE.get(p, 1e-6) for p in precisions))
+
+
+def require_self_check(check: SelfCheck) -> None:
+    """Stop a run whose retention loss would measure something other than forgetting."""
+    if check.passed:
+        return
+    raise CraftError(
+        "The student at its teacher's weights does not give the teacher's hidden states.",
+        why=f"L_ret is {check.drift:.3g} (nmse) where at most {check.tolerance:.0e} is rounding: "
+        "the policy computes something else than it did when the cache was built (other code, "
+        "precision or device).",
+        fix="rebuild the cache with craft cache build on this machine and these versions.",
+        exit_code=EXIT_CHECK_FAILED,
+    )
+
+
+def _short(value: str) -> str:
+    return value[:12]

@@ -1,0 +1,153 @@
+"""A rehearsal of a run: numbered checks, then a few real steps; nothing is kept."""
+
+import dataclasses
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from craftcli.cache.build import build_cache
+from craftcli.choices import Mode
+from craftcli.config import CacheConfig, PolicyAndData, TrainConfig
+from craftcli.engine.compatibility import require_self_check, self_check
+from craftcli.engine.reach import describe_downstream, find_reach, freeze, require_reach
+from craftcli.engine.retention import Retention
+from craftcli.engine.session import (
+    open_anchor_data,
+    open_policy,
+    open_retention,
+    open_task_data,
+)
+from craftcli.engine.trainer import Trainer
+from craftcli.errors import CraftError
+from craftcli.policies.loading import Checkpoint
+from craftcli.report.metrics import StepReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """The answer to one question."""
+
+    title: str
+    passed: bool
+    detail: str
+
+
+class DryRun:
+    """Goes through what `craft train` would do with the same settings."""
+
+    def __init__(self, config: TrainConfig, *, cache_given: bool, scratch: Path) -> None:
+        self.config = config
+        self._cache_given = cache_given
+        self._scratch = scratch
+        self._student: Checkpoint
+        self._dataset: Any
+        self._retention: Retention | None = None
+        self._trainer: Trainer
+
+    def checks(self) -> Iterator[Check]:
+        """The checks in order; none comes after one that failed."""
+        questions: list[tuple[str, Callable[[], str]]] = [
+            ("Policy and dataset fit", self._open_policy_and_data)
+        ]
+        if self.config.mode is not Mode.NONE:
+            questions += [
+                ("Cache matches the teacher", self._open_cache),
+                ("L_ret = 0 at the teacher's weights", self._check_zero),
+                ("Retention reaches what is trained", self._check_reach),
+            ]
+        for title, ask in questions:
+            try:
+                answer = ask()
+            except CraftError as problem:
+                yield Check(title=title, passed=False, detail=str(problem))
+                return
+            yield Check(title=title, passed=True, detail=answer)
+
+    def steps(self) -> Iterator[StepReport]:
+        """Real steps, after the checks have passed."""
+        return self._trainer.steps()
+
+    def peak_memory_bytes(self) -> int:
+        """The most memory used so far, on the GPU if there is one."""
+        if next(self._student.policy.parameters()).device.type == "cuda":
+            return torch.cuda.max_memory_allocated()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        # Linux counts kibibytes, macOS bytes.
+        return peak if sys.platform == "darwin" else peak * 1024
+
+    def _open_policy_and_data(self) -> str:
+        self._student = open_policy(self.config)
+        self._dataset = open_task_data(self.config, self._student)
+        self._trainer = self._make_trainer()
+        policy, meta = self._student.policy, self._dataset.meta
+        features = [*policy.config.input_features, *policy.config.output_features]
+        parameters = sum(p.numel() for p in policy.parameters())
+        return (
+            f"{self._student.policy_type}, {parameters / 1e6:.2f}M parameters, all weights loaded; "
+            f"{self._dataset.repo_id}, {meta.total_episodes} episodes, {meta.total_frames} frames; "
+            f"features {', '.join(features)}"
+        )
+
+    def _open_cache(self) -> str:
+        cache, origin = self.config.cache, str(self.config.cache)
+        if not self._cache_given and not cache.exists():
+            cache, origin = self._build_small_cache(), "a temporary cache"
+        self._retention = open_retention(self.config, self._student, cache)
+        self._trainer = self._make_trainer()
+        manifest = self._retention.anchors.manifest
+        layers = ", ".join(str(layer) for layer in manifest.layers)
+        return (
+            f"{origin}: {len(self._retention.anchors)} rows, layers {layers} of "
+            f"{manifest.layer_count} in {manifest.stack}, {manifest.pooling}; "
+            f"weights {manifest.teacher.weights_digest[:12]}"
+        )
+
+    def _check_zero(self) -> str:
+        check = self_check(self._held)
+        require_self_check(check)
+        return f"{check.drift:.2g} of the teacher's variance (rounding allows {check.tolerance:g})"
+
+    def _check_reach(self) -> str:
+        student = self._student
+        batch = next(self._trainer.batches())
+        reach = find_reach(student.policy, student.adapter, self._held, batch)
+        require_reach(reach)
+        if self.config.freeze_downstream:
+            freeze(student.policy, reach.downstream)
+        return (
+            f"{len(reach.retained)} of {len(reach.trainable)} trainable tensors; "
+            + describe_downstream(reach, frozen=self.config.freeze_downstream)
+        )
+
+    @property
+    def _held(self) -> Retention:
+        if self._retention is None:
+            raise RuntimeError("the cache check comes first")
+        return self._retention
+
+    def _make_trainer(self) -> Trainer:
+        return Trainer(
+            self.config,
+            self._student,
+            self._dataset,
+            self._retention,
+            output=self._scratch / "run",
+        )
+
+    def _build_small_cache(self) -> Path:
+        shared = {f.name: getattr(self.config, f.name) for f in dataclasses.fields(PolicyAndData)}
+        data = open_anchor_data(self.config, self._student)
+        config = CacheConfig(
+            **shared,
+            output=self._scratch / "anchors.zarr",
+            samples=min(len(data), 2 * self.config.anchor_batch_size),
+        )
+        build_cache(
+            config, self._student, data, on_plan=lambda plan: None, on_rows=lambda rows: None
+        )
+        return config.output

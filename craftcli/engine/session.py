@@ -1,0 +1,65 @@
+"""Opening what a command works on: policy, datasets and anchors, the user's or the demo's."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from craftcli.config import PolicyAndData, TrainConfig
+from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER
+from craftcli.demo.datasets import NEW, OLD, DemoDataset, ensure_dataset
+from craftcli.engine.anchors import AnchorSet
+from craftcli.engine.compatibility import check_identity
+from craftcli.engine.retention import Retention
+from craftcli.errors import EXIT_USAGE, CraftError
+from craftcli.policies.data import open_dataset
+from craftcli.policies.identity import teacher_identity
+from craftcli.policies.loading import Checkpoint, load_checkpoint
+
+
+def open_policy(config: PolicyAndData) -> Checkpoint:
+    """The policy: a teacher for `cache build`, the student before its first step for `train`."""
+    source = str(TEACHER_FOLDER) if config.is_demo else config.policy
+    return load_checkpoint(source, device=choose_device(config.device), revision=config.revision)
+
+
+def open_anchor_data(config: PolicyAndData, policy: Checkpoint) -> Any:
+    """The old data that anchors are taken from."""
+    return _open_data(config, policy, OLD)
+
+
+def open_task_data(config: PolicyAndData, policy: Checkpoint) -> Any:
+    """The new data that the policy is fine-tuned on."""
+    return _open_data(config, policy, NEW)
+
+
+def open_retention(config: TrainConfig, student: Checkpoint, cache: Path) -> Retention:
+    """The constraint from a cache that this very student's weights and processor made."""
+    anchors = AnchorSet.open(cache, batch_size=config.anchor_batch_size, seed=config.seed)
+    check_identity(anchors.manifest, teacher_identity(student), cache=str(cache))
+    return Retention(anchors, student.policy, student.adapter, config, total_steps=config.steps)
+
+
+def choose_device(wanted: str) -> str:
+    """The device to compute on; `auto` is the best there is."""
+    if wanted == "auto":
+        if torch.cuda.is_available():
+            return "cuda"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        torch.empty(0, device=wanted)
+    except (RuntimeError, AssertionError) as error:
+        raise CraftError(
+            f"The device {wanted!r} cannot be used.",
+            why=f"{str(error).splitlines()[0]}",
+            fix="use --device auto.",
+            exit_code=EXIT_USAGE,
+        ) from error
+    return wanted
+
+
+def _open_data(config: PolicyAndData, policy: Checkpoint, for_demo: DemoDataset) -> Any:
+    repo_id, root = config.dataset, config.dataset_root
+    if config.is_demo:
+        repo_id, root = for_demo.repo_id, str(ensure_dataset(for_demo))
+    return open_dataset(repo_id, root=root, policy_config=policy.policy.config)

@@ -1,0 +1,1 @@
+"""Policy families and everything else that touches LeRobot."""

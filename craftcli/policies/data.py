@@ -1,0 +1,140 @@
+"""Opening LeRobot datasets and drawing task batches from them, in LeRobot's own order."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from lerobot.datasets import EpisodeAwareSampler
+from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
+from lerobot.datasets.factory import resolve_delta_timestamps
+from lerobot.datasets.lerobot_dataset import LeRobotDataset
+from lerobot.utils.collate import lerobot_collate_fn
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from craftcli.errors import CraftError
+from craftcli.policies.base import Batch
+
+REMEMBER_BYTES = 512 * 2**20
+
+
+def open_dataset(
+    repo_id: str, *, root: str | None, revision: str | None = None, policy_config: Any
+) -> Any:
+    """A LeRobotDataset with the action chunks and histories that the policy asks for."""
+    local = root or (repo_id if Path(repo_id).is_dir() else None)
+    if local and not (Path(local) / "meta/info.json").is_file():
+        raise CraftError(
+            f"No LeRobot dataset at {local}.",
+            why="the folder has no meta/info.json.",
+            fix="give --dataset-root the folder that holds meta/ and data/.",
+        )
+    name = repo_id if root or not local else Path(local).resolve().name
+    try:
+        meta = LeRobotDatasetMetadata(name, root=local, revision=revision)
+        check_features(policy_config, meta)
+        return LeRobotDataset(
+            name,
+            root=local,
+            revision=revision,
+            delta_timestamps=resolve_delta_timestamps(policy_config, meta),
+        )
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise CraftError(
+            f"Cannot open the dataset {repo_id!r}.",
+            why=f"it is no folder here, and the Hub did not give it: {error}",
+            fix="check the name, or give --dataset-root the folder of a downloaded dataset.",
+        ) from error
+
+
+def check_features(policy_config: Any, meta: Any) -> None:
+    """Refuse a dataset that lacks what the policy reads, or has it in another shape."""
+    problems = []
+    cameras = policy_config.image_features
+    if cameras and not any(key in meta.features for key in cameras):
+        problems.append(f"no camera of {', '.join(cameras)} (it has {', '.join(meta.camera_keys)})")
+    wanted = {**policy_config.input_features, **policy_config.output_features}
+    for key, feature in wanted.items():
+        if key in cameras:
+            continue
+        have = meta.features.get(key)
+        if have is None:
+            problems.append(f"no {key}")
+        elif tuple(have["shape"]) != tuple(feature.shape):
+            problems.append(f"{key} is {tuple(have['shape'])}, not {tuple(feature.shape)}")
+    if problems:
+        raise CraftError(
+            f"The dataset {meta.repo_id!r} does not fit the policy.",
+            why="; ".join(problems) + ".",
+            fix="use the dataset the policy was made for, or a policy with these features.",
+        )
+
+
+class Remembered(Dataset[Batch]):
+    """A dataset whose items are kept in memory once read.
+
+    LeRobot decodes an image for every action step of an item: the demo's items take 6 ms each, more
+    than the training step itself; from memory they are free. Only for datasets that fit easily.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._items: dict[int, Batch] = {}
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Batch:
+        if index not in self._items:
+            self._items[index] = self._dataset[index]
+        return self._items[index]
+
+
+def remember_if_small(dataset: Any) -> Any:
+    """Keep items in memory when all of them together stay below half a gigabyte."""
+    one = dataset[0]
+    size = sum(v.nbytes for v in one.values() if isinstance(v, torch.Tensor))
+    return Remembered(dataset) if size * len(dataset) <= REMEMBER_BYTES else dataset
+
+
+def task_batches(
+    dataset: Any, *, batch_size: int, seed: int, workers: int, drop_last_frames: int = 0
+) -> Iterator[Batch]:
+    """Raw batches without end, in the order LeRobot's own training draws them."""
+    meta = dataset.meta
+    sampler = EpisodeAwareSampler(
+        meta.episodes["dataset_from_index"],
+        meta.episodes["dataset_to_index"],
+        episode_indices_to_use=dataset.episodes,
+        drop_n_last_frames=drop_last_frames,
+        shuffle=True,
+        seed=seed,
+        absolute_to_relative_idx=dataset.absolute_to_relative_idx,
+    )
+    loader: DataLoader[Batch] = DataLoader(
+        dataset if workers else remember_if_small(dataset),
+        batch_size=batch_size,
+        sampler=sampler,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        multiprocessing_context="spawn" if workers else None,
+        pin_memory=torch.cuda.is_available(),
+        collate_fn=lerobot_collate_fn if meta.has_language_columns else None,
+    )
+    while True:
+        for batch in loader:
+            yield float_images(batch, meta.camera_keys)
+
+
+def read_rows(dataset: Any, rows: list[int]) -> Batch:
+    """The rows as one raw batch, in the order given."""
+    return float_images(default_collate([dataset[row] for row in rows]), dataset.meta.camera_keys)
+
+
+def float_images(batch: Batch, cameras: list[str]) -> Batch:
+    """Images as LeRobot's training loop hands them to the preprocessor: float32 in [0, 1]."""
+    for key in cameras:
+        if key in batch and batch[key].dtype == torch.uint8:
+            batch[key] = batch[key].to(torch.float32) / 255
+    return batch

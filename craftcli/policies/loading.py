@@ -1,0 +1,142 @@
+"""Opening a LeRobot checkpoint: policy, processors, and the proof that its weights were loaded."""
+
+import contextlib
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from lerobot.configs import PreTrainedConfig
+from lerobot.policies.factory import get_policy_class, make_pre_post_processors
+from safetensors import safe_open
+
+# Registers the demo's policy type with LeRobot, so that its checkpoints open like any other.
+from craftcli.demo import configuration_tiny_pi0_fast as _registered  # noqa: F401
+from craftcli.errors import CraftError
+from craftcli.policies.base import Policy, PolicyAdapter
+from craftcli.policies.registry import adapter_for
+
+WEIGHTS_FILE = "model.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """An opened LeRobot checkpoint."""
+
+    policy: Policy
+    preprocess: Any
+    """LeRobot's pipeline from a dataset batch to model inputs, with the checkpoint's statistics."""
+    postprocess: Any
+    adapter: PolicyAdapter
+    folder: Path
+    source: str
+    """What the user wrote: a folder or a Hub name."""
+    revision: str | None
+
+    @property
+    def policy_type(self) -> str:
+        """LeRobot's name of the policy family."""
+        name: str = self.policy.config.type
+        return name
+
+
+def load_checkpoint(source: str, *, device: str, revision: str | None = None) -> Checkpoint:
+    """Open a checkpoint folder (or a run, or a Hub name) and check that every weight arrived."""
+    folder = resolve_checkpoint(source, revision=revision)
+    config = _load_config(folder, source)
+    config.device = device
+    config.pretrained_path = str(folder)
+    adapter = adapter_for(config.type)
+    # LeRobot prints while loading; standard output belongs to the command's data.
+    with contextlib.redirect_stdout(io.StringIO()):
+        policy = get_policy_class(config.type).from_pretrained(str(folder), config=config)
+    check_weights(policy.state_dict(), folder / WEIGHTS_FILE)
+    policy.to(device)
+    preprocess, postprocess = make_pre_post_processors(
+        config,
+        pretrained_path=str(folder),
+        preprocessor_overrides={
+            "device_processor": {"device": device},
+            **adapter.processor_overrides(config),
+        },
+    )
+    return Checkpoint(
+        policy=policy,
+        preprocess=preprocess,
+        postprocess=postprocess,
+        adapter=adapter,
+        folder=folder,
+        source=source,
+        revision=revision,
+    )
+
+
+def resolve_checkpoint(source: str, *, revision: str | None = None) -> Path:
+    """The folder that holds config.json and the weights: given, inside a run, or from the Hub."""
+    given = Path(source).expanduser()
+    for folder in (given, given / "pretrained_model", given / "checkpoints/last/pretrained_model"):
+        if (folder / "config.json").is_file():
+            return folder.resolve()
+    if given.exists() or source.startswith((".", "/", "~")):
+        raise CraftError(
+            f"No policy at {source}.",
+            why="it holds no config.json, nor does its checkpoints/last/pretrained_model.",
+            fix="give --policy a LeRobot checkpoint folder, a run, or a Hub name.",
+        )
+    try:
+        return Path(snapshot_download(source, revision=revision))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise CraftError(
+            f"Cannot open the policy {source!r}.",
+            why=f"it is no folder here, and the Hub did not give it: {error}",
+            fix="check the name, or give the folder of a downloaded checkpoint.",
+        ) from error
+
+
+def check_weights(state: Mapping[str, torch.Tensor], file: Path) -> None:
+    """Compare every tensor of the policy with the file, because LeRobot may hide a failed load.
+
+    pi0_fast's `from_pretrained` swallows loading errors and returns random weights.
+    """
+    if not file.is_file():
+        raise CraftError(
+            f"The checkpoint has no weights: {file} is missing.",
+            why="a LeRobot checkpoint keeps them in model.safetensors.",
+            fix="save or download the checkpoint again.",
+        )
+    missing, different, loaded_storage = [], [], set()
+    with safe_open(str(file), framework="pt") as saved:
+        names = set(saved.keys())
+        for name, tensor in state.items():
+            key = next((k for k in (name, name.removeprefix("model.")) if k in names), None)
+            if key is None:
+                missing.append(name)
+                continue
+            if not torch.equal(tensor.cpu(), saved.get_tensor(key).to(tensor.dtype)):
+                different.append(name)
+            loaded_storage.add(tensor.untyped_storage().data_ptr())
+    # Tied weights are saved once, under one of their names.
+    missing = [n for n in missing if state[n].untyped_storage().data_ptr() not in loaded_storage]
+    if missing or different:
+        bad = (missing + different)[:3]
+        raise CraftError(
+            f"The weights of {file} did not load completely.",
+            why=f"{len(missing)} tensors are missing and {len(different)} differ, "
+            f"such as {', '.join(bad)}.",
+            fix="use a checkpoint saved by the same LeRobot version and policy type.",
+        )
+
+
+def _load_config(folder: Path, source: str) -> Any:
+    try:
+        return PreTrainedConfig.from_pretrained(str(folder))
+    except Exception as error:  # draccus raises many kinds for one fact: it cannot be parsed
+        raise CraftError(
+            f"Cannot read the policy configuration of {source}.",
+            why=f"{folder / 'config.json'}: {error}",
+            fix="check that the checkpoint was saved by LeRobot 0.6.",
+        ) from error

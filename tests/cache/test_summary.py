@@ -1,0 +1,111 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from craftcli.cache.dtypes import decode, encode
+from craftcli.cache.format import DatasetIdentity, Manifest, TeacherIdentity
+from craftcli.cache.store import ArraySpec, CacheReader, CacheWriter, required_arrays
+from craftcli.cache.summary import CacheSummary, summarize
+
+TEACHER = TeacherIdentity(
+    source="a/b",
+    revision=None,
+    policy_type="pi0_fast",
+    weights_digest="w",
+    config_digest="c",
+    processor_digest="p",
+    dtype="float32",
+)
+DATASET = DatasetIdentity(
+    repo_id="a/old",
+    root=None,
+    revision=None,
+    fingerprint="f",
+    episodes=5,
+    frames=100,
+    selection_digest="s",
+)
+MANIFEST = Manifest(
+    complete=False,
+    rows=5,
+    rows_per_chunk=2,
+    stack="vlm",
+    layers=(3,),
+    layer_count=4,
+    pooling="mean",
+    vectors=2,
+    dim=3,
+    dtype="bfloat16",
+    images="embedded",
+    seed=7,
+    teacher=TEACHER,
+    dataset=DATASET,
+    versions={"zarr": "3"},
+    created="2026-01-01T00:00:00+00:00",
+)
+MASK = np.array([[True, False], [True, True], [True, True], [False, True], [True, True]])
+HIDDEN = encode(np.random.default_rng(0).normal(size=(5, 2, 3)).astype(np.float32), "bfloat16")
+
+
+def build(path: Path, valid: list[bool]) -> CacheSummary:
+    rows = {
+        "hidden/vlm.3": HIDDEN,
+        "hidden_mask": MASK,
+        "inputs/state": np.zeros((5, 4), np.float32),
+        "index/dataset_index": np.arange(5),
+        "index/episode": np.array([0, 0, 3, 3, 9]),
+        "index/frame": np.arange(5),
+        "index/task": np.array([1, 1, 1, 0, 0]),
+        "valid": np.array(valid),
+    }
+    arrays = required_arrays(MANIFEST) | {"inputs/state": ArraySpec(shape=(4,), dtype="float32")}
+    tasks = ["push", "pull", "never"]
+    with CacheWriter.create(path, MANIFEST, arrays, tasks=tasks, overwrite=False) as writer:
+        for chunk in range(MANIFEST.chunk_count):
+            where = MANIFEST.chunk_rows(chunk)
+            writer.write_chunk(chunk, {name: values[where] for name, values in rows.items()})
+        writer.finish()
+    return summarize(CacheReader.open(path))
+
+
+def test_counts_cover_valid_rows(tmp_path: Path) -> None:
+    summary = build(tmp_path / "a.zarr", [True, True, True, True, False])
+    assert (summary.rows, summary.valid_rows, summary.chunks) == (5, 4, 3)
+    assert summary.tasks == {"push": 1, "pull": 3, "never": 0}
+    assert summary.episodes == 2
+    assert summary.bytes_per_row == 2 * 3 * 2 + 2 + 16 + 4 * 8 + 1
+    assert summary.size_bytes > 6 * summary.bytes_per_row
+    assert summary.complete
+
+
+def test_norms_cover_valid_vectors(tmp_path: Path) -> None:
+    valid = [True, True, False, True, True]
+    summary = build(tmp_path / "a.zarr", valid)
+    (norms,) = summary.layer_norms
+    kept = decode(HIDDEN, "bfloat16").astype(np.float64)
+    targets = MASK & np.array(valid)[:, None]
+    expected = np.linalg.norm(kept[targets], axis=1)
+    assert (norms.layer, norms.count) == ("vlm.3", len(expected))
+    assert norms.mean == pytest.approx(expected.mean())
+    assert norms.std == pytest.approx(expected.std())
+    assert (norms.min, norms.max) == pytest.approx((expected.min(), expected.max()))
+    channel_means = [kept[targets[:, v], v].var(axis=0).mean() for v in range(2)]
+    weighed = np.average(channel_means, weights=targets.sum(axis=0))
+    assert norms.scalar_variance == pytest.approx(weighed)
+
+
+def test_a_cache_without_valid_rows_can_be_summed_up(tmp_path: Path) -> None:
+    summary = build(tmp_path / "a.zarr", [False] * 5)
+    (norms,) = summary.layer_norms
+    assert (norms.count, norms.mean, norms.std, norms.min, norms.max) == (0, 0, 0, 0, 0)
+    assert (summary.valid_rows, summary.episodes) == (0, 0)
+
+
+def test_it_is_plain_json(tmp_path: Path) -> None:
+    summary = build(tmp_path / "a.zarr", [True] * 5)
+    data = summary.to_json()
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    assert data["teacher"]["source"] == "a/b"
+    assert data["layer_norms"][0]["layer"] == "vlm.3"
