@@ -173,7 +173,10 @@ class RetentionConfig(Settings):
     )
     anchor_batch_size: int = setting(16, "Anchors in a retention step.", low=1, panel="Retention")
     retention_every: int = setting(
-        5, "K: a retention step every K steps.", low=1, panel="Retention"
+        1,
+        "K: a retention step every K steps; more is cheaper and holds less.",
+        low=1,
+        panel="Retention",
     )
     project: bool = setting(
         True, "Remove the part of the task gradient that undoes retention.", panel="Retention"
@@ -183,12 +186,14 @@ class RetentionConfig(Settings):
     )
     merge: Merge = setting(Merge.WEIGHTED, "How the gradients are added.", panel="Retention")
     lambda_init: float = setting(1.0, "First value of λ.", low=0, panel="Retention")
-    lambda_lr: float = setting(0.01, "Step size of λ.", low=0, panel="Retention")
+    lambda_lr: float = setting(0.1, "Step size of λ.", low=0, panel="Retention")
     lambda_max: float = setting(10.0, "Upper bound of λ.", low=0, panel="Retention")
-    epsilon_start: float = setting(0.02, "Budget ε at the start.", low=0, panel="Retention")
+    epsilon_start: float = setting(
+        0.02, "Budget ε at the start, in units of the loss.", low=0, panel="Retention"
+    )
     epsilon_end: float = setting(0.02, "Budget ε at the end.", low=0, panel="Retention")
     epsilon_schedule: Schedule = setting(
-        Schedule.LINEAR, "How ε moves between them.", panel="Retention"
+        Schedule.CONSTANT, "How ε moves from start to end.", panel="Retention"
     )
 
     def problems(self) -> list[str]:
@@ -259,8 +264,8 @@ def option_name(name: str) -> str:
 
 def _read_file(file: Path, cls: type[Settings]) -> dict[str, Any]:
     try:
-        written = tomllib.loads(file.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        written = tomllib.loads(file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise CraftError(
             f"Cannot read the configuration {file}.",
             why=f"{error}.",
@@ -277,8 +282,17 @@ def _read_file(file: Path, cls: type[Settings]) -> dict[str, Any]:
             fix="remove or correct them; --help lists the settings.",
             exit_code=EXIT_USAGE,
         )
-    hints_of = get_type_hints(cls)
-    return {name: _typed(name, written[key], hints_of[name], file) for key, name in names.items()}
+    types = get_type_hints(cls)
+    problems: list[str] = []
+    values = {name: _typed(key, written[key], types[name], problems) for key, name in names.items()}
+    if problems:
+        raise CraftError(
+            f"Some settings in {file} cannot be used.",
+            why=" ".join(problems),
+            fix="correct them in the file; --help lists the settings.",
+            exit_code=EXIT_USAGE,
+        )
+    return values
 
 
 def _closest(key: str, names: tuple[str, ...]) -> str:
@@ -286,8 +300,8 @@ def _closest(key: str, names: tuple[str, ...]) -> str:
     return f" Did you mean {near[0]} for {key}?" if near else ""
 
 
-def _typed(name: str, value: Any, hint: Any, file: Path) -> Any:
-    """The value as the type of its setting, so that a file cannot smuggle in another."""
+def _typed(key: str, value: Any, hint: Any, problems: list[str]) -> Any:
+    """The value as the type of its setting, or a problem: a file cannot smuggle in another."""
     kind = next((k for k in get_args(hint) if k is not type(None)), hint)
     if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
@@ -300,12 +314,8 @@ def _typed(name: str, value: Any, hint: Any, file: Path) -> Any:
             choices = f"one of {', '.join(kind)}"
     else:
         choices = f"of type {kind.__name__}"
-    raise CraftError(
-        f"The setting {name} in {file} cannot be used.",
-        why=f"it is {value!r}, not {choices}.",
-        fix="correct it in the file.",
-        exit_code=EXIT_USAGE,
-    )
+    problems.append(f"{key} is {value!r}, not {choices}.")
+    return None
 
 
 def _plain(value: Any) -> Any:

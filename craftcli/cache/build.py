@@ -10,13 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from craftcli.cache.chunks import ArraySpec
 from craftcli.cache.dtypes import encode
 from craftcli.cache.format import Manifest, rows_per_chunk
 from craftcli.cache.inputs import UINT8_IMAGE, pack
 from craftcli.cache.layers import parse_layers, resolve_layers
 from craftcli.cache.pooling import needs_action_tokens, pool, required_tokens, vector_count
 from craftcli.cache.selection import select_rows
-from craftcli.cache.store import ArraySpec, CacheWriter, required_arrays
+from craftcli.cache.store import required_arrays
+from craftcli.cache.writer import CacheWriter
 from craftcli.choices import Pooling, StoreDtype
 from craftcli.config import CacheConfig
 from craftcli.errors import EXIT_USAGE, CraftError

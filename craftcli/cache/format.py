@@ -35,12 +35,11 @@ Versions are "major.minor". A reader refuses a newer major version and reads old
 minor version may only add manifest fields and arrays, which older readers leave alone.
 """
 
-import difflib
-import types
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from typing import Any, Self, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any, Self
 
+from craftcli.cache.records import read_record, record_to_json
 from craftcli.errors import CraftError
 
 FORMAT_VERSION = "1.0"
@@ -152,7 +151,7 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values; `from_json` reads it back."""
-        return {entry.name: _to_json(getattr(self, entry.name)) for entry in fields(self)}
+        return record_to_json(self)
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
@@ -161,7 +160,7 @@ class Manifest:
             raise _corrupt([f"it is {type(data).__name__}, not an object"])
         newer_minor = _check_version(data.get("format_version"))
         problems: list[str] = []
-        manifest = _read_record(cls, data, "", problems, allow_unknown=newer_minor)
+        manifest = read_record(cls, data, problems, allow_unknown=newer_minor)
         if problems or manifest is None:
             raise _corrupt(problems)
         return manifest
@@ -233,71 +232,3 @@ def _value_problems(manifest: Manifest) -> list[str]:
     if not manifest.stack or "/" in manifest.stack:
         problems.append(f"field stack is {manifest.stack!r}, not a name without /")
     return problems
-
-
-def _to_json(value: Any) -> Any:
-    if is_dataclass(value):
-        return {entry.name: _to_json(getattr(value, entry.name)) for entry in fields(value)}
-    if isinstance(value, tuple):
-        return [_to_json(item) for item in value]
-    return dict(value) if isinstance(value, dict) else value
-
-
-def _read_record[T](
-    cls: type[T], data: Mapping[str, Any], prefix: str, problems: list[str], *, allow_unknown: bool
-) -> T | None:
-    """Build a dataclass from JSON, collecting problems; None when there was one."""
-    found = len(problems)
-    hints = get_type_hints(cls)
-    values: dict[str, Any] = {}
-    for entry in fields(cls):  # type: ignore[arg-type]  # only called on dataclasses
-        if entry.name in data:
-            values[entry.name] = _read_value(
-                hints[entry.name], data[entry.name], prefix + entry.name, problems, allow_unknown
-            )
-        elif entry.default is MISSING and entry.default_factory is MISSING:
-            problems.append(f"field {prefix}{entry.name} is missing")
-    if not allow_unknown:
-        for name in sorted(set(data) - set(hints)):
-            close = difflib.get_close_matches(name, hints, n=1)
-            hint = f" (close to {prefix}{close[0]})" if close else ""
-            problems.append(f"field {prefix}{name} is unknown{hint}")
-    return None if len(problems) > found else cls(**values)
-
-
-def _read_value(hint: Any, value: Any, name: str, problems: list[str], allow_unknown: bool) -> Any:
-    """Read one field by its annotation; on a wrong type, note the problem and return None."""
-    origin = get_origin(hint)
-    if origin in (types.UnionType, Union):
-        if value is None:
-            return None
-        (hint,) = (option for option in get_args(hint) if option is not type(None))
-        return _read_value(hint, value, name, problems, allow_unknown)
-    if is_dataclass(hint) and isinstance(hint, type) and isinstance(value, Mapping):
-        return _read_record(hint, value, f"{name}.", problems, allow_unknown=allow_unknown)
-    if origin is tuple and isinstance(value, list):
-        item = get_args(hint)[0]
-        return tuple(
-            _read_value(item, entry, f"{name}[{i}]", problems, allow_unknown)
-            for i, entry in enumerate(value)
-        )
-    if origin is dict and isinstance(value, Mapping):
-        item = get_args(hint)[1]
-        return {
-            key: _read_value(item, entry, f"{name}.{key}", problems, allow_unknown)
-            for key, entry in value.items()
-        }
-    # By exact type: JSON's true is no integer, though Python's bool is an int.
-    if type(value) is not hint:
-        expected = _JSON_NAMES.get(origin or hint, "an object")
-        problems.append(f"field {name} is {value!r}, not {expected}")
-        return None
-    return value
-
-
-_JSON_NAMES: dict[Any, str] = {
-    str: "a string",
-    int: "an integer",
-    bool: "true or false",
-    tuple: "a list",
-}

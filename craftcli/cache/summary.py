@@ -13,7 +13,7 @@ from craftcli.cache.format import DatasetIdentity, TeacherIdentity, layer_names
 from craftcli.cache.stats import Moments, scalar_variance
 
 if TYPE_CHECKING:
-    from craftcli.cache.store import CacheReader
+    from craftcli.cache.reader import CacheReader
 
 
 @dataclass(frozen=True, kw_only=True)

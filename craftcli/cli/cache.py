@@ -35,25 +35,28 @@ app = typer.Typer(
 def build(source: Source[CacheConfig], output: Output) -> None:
     """Build a cache."""
     config = source.settings
-    with output.status("Loading the policy and the dataset ..."):
+    with output.status("Loading the policy ..."):
         quiet_libraries(debug=output.debug)
         from craftcli.cache.build import build_cache
-        from craftcli.cache.store import CacheReader, check_destination
+        from craftcli.cache.places import check_destination
+        from craftcli.cache.reader import CacheReader
         from craftcli.cache.summary import summarize
-        from craftcli.engine.session import open_anchor_data, open_policy
+        from craftcli.demo.datasets import OLD
+        from craftcli.engine.session import data_status, open_anchor_data, open_policy
 
         check_destination(config.output, overwrite=config.overwrite)
         teacher = open_policy(config)
+    with output.status(data_status(config, OLD)):
         dataset = open_anchor_data(config, teacher)
     if config.is_demo:
         output.note("Using the built-in demo: its policy as teacher, its old task as data.")
-    with output.progress(config.samples, "rows") as bar:
+    with output.progress(config.samples, "rows") as advance:
         build_cache(
             config,
             teacher,
             dataset,
             on_plan=lambda plan: _announce(plan, config, output),
-            on_rows=bar.advance,
+            on_rows=advance,
         )
     summary = summarize(CacheReader.open(config.output))
     output.say(f"Wrote {config.output}: {summary.rows} rows, {size(summary.size_bytes)} on disk.")
@@ -89,7 +92,7 @@ def inspect(
     """Show a cache."""
 
     def act(output: Output) -> None:
-        from craftcli.cache.store import CacheReader
+        from craftcli.cache.reader import CacheReader
         from craftcli.cache.summary import summarize
 
         reader = CacheReader.open(path)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,9 +35,13 @@ class Output:
         self._data = Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self._notes = Console(file=sys.stderr, highlight=False, soft_wrap=True)
 
+        self._bar_running = False
+
     @property
     def _result(self) -> Console:
-        return self._notes if self.as_json else self._data
+        # A bar on the same terminal is redrawn below what its own console prints, and only that.
+        below_bar = self._bar_running and self._data.is_terminal
+        return self._notes if self.as_json or below_bar else self._data
 
     def say(self, text: str = "") -> None:
         """A line of the command's result."""
@@ -82,8 +86,8 @@ class Output:
             yield
 
     @contextmanager
-    def progress(self, total: int, unit: str) -> Iterator["Bar"]:
-        """A bar with rate and time left, on a terminal only."""
+    def progress(self, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+        """A bar with rate and time left, on a terminal only; call what it gives to advance it."""
         columns: tuple[ProgressColumn, ...] = (
             SpinnerColumn(),
             BarColumn(),
@@ -93,29 +97,15 @@ class Output:
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            TextColumn("{task.description}"),
         )
-        with Progress(
-            *columns, console=self._notes, disable=not self._notes.is_terminal
-        ) as progress:
-            yield Bar(progress, total, self)
-
-
-class Bar:
-    """A running progress bar."""
-
-    def __init__(self, progress: Progress, total: int, output: Output) -> None:
-        self._progress = progress
-        self._output = output
-        self._task = progress.add_task("", total=total)
-
-    def advance(self, count: int = 1) -> None:
-        """So many more are done."""
-        self._progress.advance(self._task, count)
-
-    def line(self, text: str) -> None:
-        """A line of the result above the bar."""
-        self._output.say(text)
+        shown = self._notes.is_terminal
+        with Progress(*columns, console=self._notes, disable=not shown) as progress:
+            task = progress.add_task("", total=total)
+            self._bar_running = shown
+            try:
+                yield lambda count: progress.advance(task, count)
+            finally:
+                self._bar_running = False
 
 
 class _Rate(ProgressColumn):

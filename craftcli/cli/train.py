@@ -42,7 +42,10 @@ def register(app: typer.Typer) -> None:
         "dryrun",
         TrainConfig,
         help="Check everything a run needs and take a few real steps; nothing is kept.",
-        examples=("craft dryrun --steps 3", "craft dryrun --policy outputs/my_policy --json"),
+        examples=(
+            "craft dryrun --steps 3",
+            "craft dryrun --policy outputs/my_policy --dataset me/new_task --json",
+        ),
         demo=DEMO_TRAINING,
         defaults={"steps": 3, "log_every": 1},
         omit=("output", "overwrite", "save_every", "log_every"),
@@ -52,18 +55,25 @@ def register(app: typer.Typer) -> None:
 def train(source: Source[TrainConfig], output: Output) -> None:
     """Train and save."""
     config = source.settings
-    with output.status("Loading the policy and the dataset ..."):
+    with output.status("Loading the policy ..."):
         quiet_libraries(debug=output.debug)
-        from craftcli.engine.session import open_policy, open_retention, open_task_data
+        from craftcli.demo.datasets import NEW
+        from craftcli.engine.session import (
+            data_status,
+            open_policy,
+            open_retention,
+            open_task_data,
+        )
         from craftcli.engine.trainer import Trainer, check_output, default_output
 
         folder = default_output(config)
         check_output(folder, overwrite=config.overwrite)
         student = open_policy(config)
-        dataset = open_task_data(config, student)
         retention = None
         if config.mode is not Mode.NONE:
             retention = open_retention(config, student, config.cache)
+    with output.status(data_status(config, NEW)):
+        dataset = open_task_data(config, student)
         trainer = Trainer(config, student, dataset, retention, output=folder)
     _say_demo(config.is_demo, output)
     output.table("Configuration", _shown(source))
@@ -71,9 +81,9 @@ def train(source: Source[TrainConfig], output: Output) -> None:
     if retention:
         _prepare_retention(config, student, trainer, retention, output)
     started = time.perf_counter()
-    with output.progress(config.steps, "steps") as bar:
+    with output.progress(config.steps, "steps") as advance:
         saved = trainer.run(
-            on_step=lambda _: bar.advance(), on_log=lambda entry: bar.line(entry.line())
+            on_step=lambda _: advance(1), on_log=lambda entry: output.say(entry.line())
         )
     seconds = time.perf_counter() - started
     output.say(f"Saved {saved} after {config.steps} steps in {seconds:.0f} s")

@@ -12,8 +12,8 @@ from torch import Tensor
 from craftcli.cache.dtypes import decode
 from craftcli.cache.format import Manifest, layer_names
 from craftcli.cache.inputs import unpack
+from craftcli.cache.reader import CacheReader
 from craftcli.cache.stats import scalar_variance
-from craftcli.cache.store import CacheReader
 from craftcli.errors import CraftError
 
 _INPUTS = "inputs/"

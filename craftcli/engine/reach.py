@@ -44,7 +44,8 @@ def find_reach(
         with tap(stack, (deepest,), stop=False) as seen:
             loss, _ = policy(task_batch)
         # Whatever still gets a gradient when none passes that layer lies behind it.
-        seen[deepest].register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
+        if seen[deepest].requires_grad:
+            seen[deepest].register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
         downstream = _touched(loss, trainable)
     return Reach(trainable=frozenset(trainable), retained=retained, downstream=downstream)
 
@@ -81,7 +82,8 @@ def freeze(policy: nn.Module, names: frozenset[str]) -> None:
 def _touched(loss: Tensor, parameters: dict[str, nn.Parameter]) -> frozenset[str]:
     for parameter in parameters.values():
         parameter.grad = None
-    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    if loss.requires_grad:
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     touched = frozenset(
         name for name, p in parameters.items() if p.grad is not None and p.grad.count_nonzero()
     )

@@ -5,6 +5,7 @@ retention = Retention(anchors, policy, adapter, config, total_steps=1000)
 task_loss.backward(); report = retention.apply(step); optimizer.step()
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -102,7 +103,9 @@ class Retention:
         for parameter, gradient in zip(parameters, merged, strict=True):
             parameter.grad = gradient
         loss = l_ret.item()
-        self._multiplier.step(loss - epsilon)
+        # A loss that is not finite is the caller's to act on, and must not reach λ.
+        if math.isfinite(loss):
+            self._multiplier.step(loss - epsilon)
         return RetentionReport(
             loss=loss,
             lam=lam,

@@ -7,7 +7,7 @@ import torch
 
 from craftcli.config import PolicyAndData, TrainConfig
 from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER
-from craftcli.demo.datasets import NEW, OLD, DemoDataset, ensure_dataset
+from craftcli.demo.datasets import NEW, OLD, DemoDataset, demo_root, ensure_dataset
 from craftcli.engine.anchors import AnchorSet
 from craftcli.engine.compatibility import check_identity
 from craftcli.engine.retention import Retention
@@ -31,6 +31,13 @@ def open_anchor_data(config: PolicyAndData, policy: Checkpoint) -> Any:
 def open_task_data(config: PolicyAndData, policy: Checkpoint) -> Any:
     """The new data that the policy is fine-tuned on."""
     return _open_data(config, policy, NEW)
+
+
+def data_status(config: PolicyAndData, for_demo: DemoDataset) -> str:
+    """What opening the data means right now, for someone who waits for it."""
+    if config.is_demo and not demo_root(for_demo).is_dir():
+        return f"Writing the demo's dataset to {demo_root(for_demo)}, this once ..."
+    return "Loading the dataset ..."
 
 
 def open_retention(config: TrainConfig, student: Checkpoint, cache: Path) -> Retention:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from lerobot.datasets import EpisodeAwareSampler
 from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
 from lerobot.datasets.factory import resolve_delta_timestamps
@@ -40,7 +39,15 @@ def open_dataset(
             revision=revision,
             delta_timestamps=resolve_delta_timestamps(policy_config, meta),
         )
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except CraftError:
+        raise
+    except Exception as error:  # LeRobot lets through whatever the Hub and its parsers raise
+        if local:
+            raise CraftError(
+                f"Cannot read the dataset {local}.",
+                why=f"a file is missing or damaged ({type(error).__name__}: {error}).",
+                fix="record or download it again.",
+            ) from error
         raise CraftError(
             f"Cannot open the dataset {repo_id!r}.",
             why=f"it is no folder here, and the Hub did not give it: {error}",

@@ -2,22 +2,24 @@
 
 import contextlib
 import io
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from lerobot.configs import PreTrainedConfig
 from lerobot.policies.factory import get_policy_class, make_pre_post_processors
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 # Registers the demo's policy type with LeRobot, so that its checkpoints open like any other.
 from craftcli.demo import configuration_tiny_pi0_fast as _registered  # noqa: F401
 from craftcli.errors import CraftError
 from craftcli.policies.base import Policy, PolicyAdapter
+from craftcli.policies.hub import HUB_ERRORS, reason
 from craftcli.policies.registry import adapter_for
 
 WEIGHTS_FILE = "model.safetensors"
@@ -89,10 +91,10 @@ def resolve_checkpoint(source: str, *, revision: str | None = None) -> Path:
         )
     try:
         return Path(snapshot_download(source, revision=revision))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except HUB_ERRORS as error:
         raise CraftError(
             f"Cannot open the policy {source!r}.",
-            why=f"it is no folder here, and the Hub did not give it: {error}",
+            why=reason(error),
             fix="check the name, or give the folder of a downloaded checkpoint.",
         ) from error
 
@@ -102,21 +104,15 @@ def check_weights(state: Mapping[str, torch.Tensor], file: Path) -> None:
 
     pi0_fast's `from_pretrained` swallows loading errors and returns random weights.
     """
-    if not file.is_file():
-        raise CraftError(
-            f"The checkpoint has no weights: {file} is missing.",
-            why="a LeRobot checkpoint keeps them in model.safetensors.",
-            fix="save or download the checkpoint again.",
-        )
     missing, different, loaded_storage = [], [], set()
-    with safe_open(str(file), framework="pt") as saved:
+    with _open_weights(file) as saved:
         names = set(saved.keys())
         for name, tensor in state.items():
             key = next((k for k in (name, name.removeprefix("model.")) if k in names), None)
             if key is None:
                 missing.append(name)
                 continue
-            if not torch.equal(tensor.cpu(), saved.get_tensor(key).to(tensor.dtype)):
+            if not _same(tensor.cpu(), saved.get_tensor(key).to(tensor.dtype)):
                 different.append(name)
             loaded_storage.add(tensor.untyped_storage().data_ptr())
     # Tied weights are saved once, under one of their names.
@@ -131,9 +127,27 @@ def check_weights(state: Mapping[str, torch.Tensor], file: Path) -> None:
         )
 
 
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether all values are equal; NaN equals NaN, or broken weights would look unloaded."""
+    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def _open_weights(file: Path) -> Any:
+    try:
+        return safe_open(str(file), framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise CraftError(
+            f"The weights {file} cannot be read.",
+            why=f"{error}.",
+            fix="save or download the checkpoint again.",
+        ) from error
+
+
 def _load_config(folder: Path, source: str) -> Any:
     try:
-        return PreTrainedConfig.from_pretrained(str(folder))
+        # LeRobot leaves a copy of the configuration in the folder for temporary files.
+        with tempfile.TemporaryDirectory() as scratch, patch.object(tempfile, "tempdir", scratch):
+            return PreTrainedConfig.from_pretrained(str(folder))
     except Exception as error:  # draccus raises many kinds for one fact: it cannot be parsed
         raise CraftError(
             f"Cannot read the policy configuration of {source}.",

@@ -4,10 +4,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from craftcli.cache.chunks import ArraySpec
 from craftcli.cache.dtypes import decode, encode
 from craftcli.cache.format import DatasetIdentity, Manifest, TeacherIdentity
-from craftcli.cache.store import ArraySpec, CacheReader, CacheWriter, required_arrays
+from craftcli.cache.reader import CacheReader
+from craftcli.cache.store import required_arrays
 from craftcli.cache.summary import CacheSummary, summarize
+from craftcli.cache.writer import CacheWriter
 
 TEACHER = TeacherIdentity(
     source="a/b",

@@ -1,0 +1,109 @@
+"""Building a cache: what is selected, how it is regrouped, what is written down."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from craftcli.cache.build import _in_chunks, build_cache, resolve_recipe
+from craftcli.cache.reader import CacheReader
+from craftcli.cache.selection import select_rows
+from craftcli.choices import Pooling
+from craftcli.config import CacheConfig
+from craftcli.errors import EXIT_USAGE, CraftError
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(st.lists(st.integers(1, 7), min_size=1, max_size=8), st.integers(1, 12))
+def test_chunks_hold_the_rows_in_order_whatever_the_batches(sizes: list[int], size: int) -> None:
+    rows = np.arange(sum(sizes))
+    edges = np.cumsum([0, *sizes])
+    batches = (
+        {"valid": rows[a:b], "x": rows[a:b] * 2} for a, b in zip(edges[:-1], edges[1:], strict=True)
+    )
+    chunks = list(_in_chunks(batches, size))
+    assert np.concatenate([c["valid"] for c in chunks]).tolist() == rows.tolist()
+    assert np.concatenate([c["x"] for c in chunks]).tolist() == (rows * 2).tolist()
+    assert all(len(c["valid"]) == size for c in chunks[:-1])
+    assert 1 <= len(chunks[-1]["valid"]) <= size
+
+
+@given(st.integers(1, 200), st.data())
+@settings(deadline=None, derandomize=True, max_examples=40)
+def test_selected_rows_are_different_sorted_and_seeded(frames: int, data: st.DataObject) -> None:
+    samples = data.draw(st.integers(1, frames))
+    rows = select_rows(frames, samples, seed=3)
+    assert rows == sorted(set(rows)) == select_rows(frames, samples, seed=3)
+    assert len(rows) == samples
+    assert 0 <= rows[0] <= rows[-1] < frames
+
+
+def test_more_samples_than_frames_names_the_frames() -> None:
+    with pytest.raises(CraftError, match=r"Cannot select 11.*10 frames.*--samples 10") as caught:
+        select_rows(10, 11, seed=0)
+    assert caught.value.exit_code == EXIT_USAGE
+
+
+def test_defaults_are_the_familys(teacher: Any) -> None:
+    recipe = resolve_recipe(CacheConfig(), teacher)
+    assert (recipe.stack, recipe.layers, recipe.layer_count) == ("vlm", (2, 3), 4)
+    assert recipe.pooling is Pooling.ACTION_TOKENS
+    assert recipe.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("pooling", "vectors"),
+    [(Pooling.ACTION_TOKENS, 11), (Pooling.VISION_TEXT, 2), (Pooling.LAST_TOKEN, 1)],
+)
+def test_the_manifest_tells_the_shape(
+    build: Callable[..., Path], tmp_path: Path, pooling: Pooling, vectors: int
+) -> None:
+    path = build(tmp_path / "a.zarr", pooling=pooling, layers="-2,-1", samples=8, batch_size=3)
+    manifest = CacheReader.open(path).manifest
+    assert (manifest.vectors, manifest.dim, manifest.layers) == (vectors, 64, (2, 3))
+    assert (manifest.pooling, manifest.rows, manifest.complete) == (pooling, 8, True)
+    group = zarr.open_group(path, mode="r")
+    assert group["hidden/vlm.3"].shape == (8, vectors, 64)
+    assert group.attrs["craft"]["layers"] == [2, 3]
+
+
+def test_the_batch_size_does_not_change_what_is_stored(
+    build: Callable[..., Path], tmp_path: Path
+) -> None:
+    one = CacheReader.open(build(tmp_path / "a.zarr", samples=10, batch_size=10))
+    two = CacheReader.open(build(tmp_path / "b.zarr", samples=10, batch_size=3))
+    for name in one.array_names():
+        if name.startswith("hidden/"):
+            # Matrix products of another shape round differently.
+            np.testing.assert_allclose(one.read_all(name), two.read_all(name), rtol=0, atol=1e-3)
+        else:
+            np.testing.assert_array_equal(one.read_all(name), two.read_all(name))
+
+
+def test_rows_point_into_the_dataset(cache: Path, old_data: Any) -> None:
+    reader = CacheReader.open(cache)
+    for row in (0, 17, 31):
+        index, episode, frame, task = (
+            int(reader.read(f"index/{name}", np.array([row]))[0])
+            for name in ("dataset_index", "episode", "frame", "task")
+        )
+        item = old_data[index]
+        assert item["episode_index"] == episode
+        assert item["frame_index"] == frame
+        assert item["task"] == reader.tasks[task]
+
+
+def test_progress_counts_every_row(teacher: Any, old_data: Any, tmp_path: Path) -> None:
+    plans, done = [], []
+    config = CacheConfig(output=tmp_path / "a.zarr", samples=10, batch_size=4)
+    build_cache(config, teacher, old_data, on_plan=plans.append, on_rows=done.append)
+    assert done == [4, 4, 2]
+    (plan,) = plans
+    size = sum(f.stat().st_size for f in config.output.rglob("c/**/*") if f.is_file())
+    assert plan.total_bytes == pytest.approx(size, rel=0.25)

@@ -1,0 +1,108 @@
+"""Shared by all tests: one process that imports LeRobot once, one copy of the demo, one cache."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+# Before torch is imported: on two shared cores, spinning threads make tests many times slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Nothing here may reach for the network.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+from typer.testing import CliRunner
+
+from craftcli.cli.quiet import quiet_libraries
+
+quiet_libraries(debug=False)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A skipped test has shown nothing, so that a run with one has not passed."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and reporter.stats.get("skipped") and session.exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session", autouse=True)
+def demo_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A place of its own for the demo's datasets, so that no test depends on the user's."""
+    home = tmp_path_factory.mktemp("craft-home")
+    before = os.environ.get("CRAFT_HOME")
+    os.environ["CRAFT_HOME"] = str(home)
+    yield home
+    if before is None:
+        del os.environ["CRAFT_HOME"]
+    else:
+        os.environ["CRAFT_HOME"] = before
+
+
+@pytest.fixture(scope="session")
+def teacher() -> Any:
+    """The demo's teacher, opened; tests must not change it."""
+    from craftcli.config import CacheConfig
+    from craftcli.engine.session import open_policy
+
+    return open_policy(CacheConfig(device="cpu"))
+
+
+@pytest.fixture
+def student() -> Any:
+    """A copy of the teacher that a test may train."""
+    from craftcli.config import TrainConfig
+    from craftcli.engine.session import open_policy
+
+    return open_policy(TrainConfig(device="cpu"))
+
+
+@pytest.fixture(scope="session")
+def old_data(teacher: Any) -> Any:
+    """The demo's old task as a LeRobotDataset."""
+    from craftcli.config import CacheConfig
+    from craftcli.engine.session import open_anchor_data
+
+    return open_anchor_data(CacheConfig(device="cpu"), teacher)
+
+
+@pytest.fixture(scope="session")
+def new_data(teacher: Any) -> Any:
+    """The demo's new task as a LeRobotDataset."""
+    from craftcli.config import TrainConfig
+    from craftcli.engine.session import open_task_data
+
+    return open_task_data(TrainConfig(device="cpu"), teacher)
+
+
+@pytest.fixture(scope="session")
+def build(teacher: Any, old_data: Any) -> Callable[..., Path]:
+    """Build a cache of the demo's teacher with the settings given."""
+    from craftcli.cache.build import build_cache
+    from craftcli.config import CacheConfig
+
+    def build_with(output: Path, **settings: Any) -> Path:
+        config = CacheConfig(**{"samples": 32, "device": "cpu", **settings}, output=output)
+        build_cache(config, teacher, old_data, on_plan=lambda _: None, on_rows=lambda _: None)
+        return output
+
+    return build_with
+
+
+@pytest.fixture(scope="session")
+def cache(build: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small cache with the defaults; tests must not change it."""
+    return build(tmp_path_factory.mktemp("cache") / "anchors.zarr")
+
+
+@pytest.fixture
+def craft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Run a `craft` command in an empty folder, in this process."""
+    from craftcli.cli.app import app
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str | Path) -> Any:
+        return CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+
+    return run

@@ -1,0 +1,64 @@
+"""Anchor rows come back as the teacher saw them, in an order that only the seed decides."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from craftcli.engine.anchors import AnchorSet
+from craftcli.errors import CraftError
+from craftcli.policies.data import read_rows
+
+CPU = torch.device("cpu")
+
+
+def test_inputs_are_bit_for_bit_what_the_preprocessor_gave(
+    teacher: Any, old_data: Any, cache: Path
+) -> None:
+    anchors = AnchorSet.open(cache, batch_size=8, seed=0)
+    rows = np.arange(8)
+    indices = anchors._reader.read("index/dataset_index", rows).tolist()
+    expected = teacher.preprocess(read_rows(old_data, indices))
+    found = anchors.read(rows, CPU)
+    assert set(found.inputs) == set(teacher.adapter.input_keys(expected))
+    for key, value in found.inputs.items():
+        assert value.dtype == expected[key].dtype
+        assert torch.equal(value, expected[key]), key
+
+
+def test_images_are_stored_as_bytes(cache: Path) -> None:
+    anchors = AnchorSet.open(cache, batch_size=8, seed=0)
+    assert anchors._reader.spec("inputs/observation.images.top").dtype == "uint8"
+
+
+def drawn(anchors: AnchorSet, batches: int) -> list[int]:
+    rows = [anchors._rows[anchors._positions(n)] for n in range(batches)]
+    return np.concatenate(rows).tolist()
+
+
+def test_every_round_shows_every_row_once(cache: Path) -> None:
+    anchors = AnchorSet.open(cache, batch_size=8, seed=3)
+    rows = drawn(anchors, 8)
+    first, second = rows[:32], rows[32:]
+    assert sorted(first) == sorted(second) == list(range(32))
+    assert first != second
+
+
+def test_a_batch_may_cross_from_one_round_to_the_next(cache: Path) -> None:
+    anchors = AnchorSet.open(cache, batch_size=12, seed=0)
+    rows = drawn(anchors, 8)
+    for start in range(0, 96, 32):
+        assert sorted(rows[start : start + 32]) == list(range(32))
+
+
+def test_order_is_a_function_of_the_seed_alone(cache: Path) -> None:
+    one, same, other = (AnchorSet.open(cache, batch_size=8, seed=s) for s in (1, 1, 2))
+    assert drawn(one, 5) == drawn(same, 5)
+    assert drawn(one, 5) != drawn(other, 5)
+
+
+def test_fewer_anchors_than_a_batch_is_an_error_at_once(cache: Path) -> None:
+    with pytest.raises(CraftError, match=r"32 usable anchors.*--anchor-batch-size 32"):
+        AnchorSet.open(cache, batch_size=33, seed=0)

@@ -1,0 +1,49 @@
+"""A cache and a student that do not belong together are told apart before the first step."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from craftcli.config import TrainConfig
+from craftcli.engine.compatibility import check_identity, require_self_check, self_check
+from craftcli.engine.session import open_retention
+from craftcli.errors import EXIT_CHECK_FAILED, CraftError
+from craftcli.policies.identity import teacher_identity
+
+
+def test_the_untouched_student_passes(student: Any, cache: Path) -> None:
+    retention = open_retention(TrainConfig(anchor_batch_size=8), student, cache)
+    check = self_check(retention)
+    assert check.drift <= 1e-9
+    require_self_check(check)
+
+
+def test_a_student_that_computes_something_else_is_stopped(student: Any, cache: Path) -> None:
+    """Same files, other arithmetic: only running it can tell."""
+    retention = open_retention(TrainConfig(anchor_batch_size=8), student, cache)
+    paligemma = student.policy.model.paligemma_with_expert.paligemma
+    with torch.no_grad():
+        paligemma.model.multi_modal_projector.linear.bias += 0.05
+    with pytest.raises(CraftError, match="does not give the teacher's hidden states") as caught:
+        require_self_check(self_check(retention))
+    assert caught.value.exit_code == EXIT_CHECK_FAILED
+
+
+@pytest.mark.parametrize(
+    "field", ["policy_type", "config_digest", "weights_digest", "processor_digest"]
+)
+def test_what_differs_is_named(teacher: Any, cache: Path, field: str) -> None:
+    student = teacher_identity(teacher)
+    retention = open_retention(TrainConfig(anchor_batch_size=8), teacher, cache)
+    other = replace(student, **{field: "0123456789abcdef"})
+    with pytest.raises(CraftError, match=rf"another teacher.*{field}.*0123456789ab"):
+        check_identity(retention.anchors.manifest, other, cache="c.zarr")
+
+
+def test_where_the_teacher_was_loaded_from_does_not_matter(teacher: Any, cache: Path) -> None:
+    retention = open_retention(TrainConfig(anchor_batch_size=8), teacher, cache)
+    moved = replace(teacher_identity(teacher), source="elsewhere", revision="main")
+    check_identity(retention.anchors.manifest, moved, cache="c.zarr")
