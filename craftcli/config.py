@@ -12,6 +12,9 @@ from typing import Any, get_args, get_type_hints
 from craftcli.choices import LossKind, Merge, Mode, Pooling, Schedule, StoreDtype
 from craftcli.errors import EXIT_USAGE, CraftError
 
+DEFAULT_EPSILON = 0.02
+"""Two hundredths of the teacher's variance may drift: kept behaviour in the demo's measurements."""
+
 DEMO = "demo"
 """The name of the built-in policy and of its datasets."""
 
@@ -22,13 +25,15 @@ def setting(
     *,
     low: float | None = None,
     high: float | None = None,
+    above: float | None = None,
     aliases: tuple[str, ...] = (),
     panel: str = "Run",
 ) -> Any:
-    """A field that the command line offers as an option; bounds are inclusive."""
+    """A field that the command line offers as an option; `low` and `high` are still allowed."""
+    bounds = {"low": low, "high": high, "above": above}
     return dataclasses.field(
         default=default,
-        metadata={"help": help, "low": low, "high": high, "aliases": aliases, "panel": panel},
+        metadata={"help": help, "aliases": aliases, "panel": panel, **bounds},
     )
 
 
@@ -76,7 +81,7 @@ def resolve[S: Settings](
     demo: Mapping[str, Any] | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> Source[S]:
-    """Settings from the command line, else the file, else the command's own or the demo's values.
+    """Settings from the command line, else the command's own, else the file's, else the demo's.
 
     What nobody decided keeps the default of its field.
     """
@@ -85,7 +90,8 @@ def resolve[S: Settings](
     for_demo = demo if demo and _is_demo(cls, {**written, **given}) else {}
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    ranked = (("demo", for_demo), ("default", defaults or {}), ("file", written), ("flag", given))
+    # A command's own values beat the file: a rehearsal of three steps stays one.
+    ranked = (("demo", for_demo), ("file", written), ("default", defaults or {}), ("flag", given))
     for name in cls.names():
         origin[name] = "default"
         for where, chosen in ranked:
@@ -119,6 +125,12 @@ class PolicyAndData(Settings):
         aliases=("--dataset.root",),
         panel="Policy and data",
     )
+    dataset_revision: str | None = setting(
+        None,
+        "Revision of a dataset on the Hub.",
+        aliases=("--dataset.revision",),
+        panel="Policy and data",
+    )
     device: str = setting("auto", "cpu, cuda, cuda:1, mps, or auto.")
     seed: int = setting(0, "Seed of everything random.", low=0)
 
@@ -127,7 +139,12 @@ class PolicyAndData(Settings):
         if (self.policy == DEMO) != (self.dataset == DEMO):
             missing = "dataset" if self.dataset == DEMO else "policy"
             return [f"--{missing} is needed when the other of --policy and --dataset is given"]
-        return []
+        ignored = ("revision", "dataset_root", "dataset_revision") if self.is_demo else ()
+        return [
+            f"{option_name(name)} needs --policy and --dataset; the demo has none"
+            for name in ignored
+            if getattr(self, name) is not None
+        ]
 
     @property
     def is_demo(self) -> bool:
@@ -188,10 +205,15 @@ class RetentionConfig(Settings):
     lambda_init: float = setting(1.0, "First value of λ.", low=0, panel="Retention")
     lambda_lr: float = setting(0.1, "Step size of λ.", low=0, panel="Retention")
     lambda_max: float = setting(10.0, "Upper bound of λ.", low=0, panel="Retention")
-    epsilon_start: float = setting(
-        0.02, "Budget ε at the start, in units of the loss.", low=0, panel="Retention"
+    epsilon_start: float | None = setting(
+        None,
+        "Budget ε, or where it starts, in units of the loss. Without it: 0.02, for nmse.",
+        low=0,
+        panel="Retention",
     )
-    epsilon_end: float = setting(0.02, "Budget ε at the end.", low=0, panel="Retention")
+    epsilon_end: float | None = setting(
+        None, "Where ε ends, under a schedule that moves it.", low=0, panel="Retention"
+    )
     epsilon_schedule: Schedule = setting(
         Schedule.CONSTANT, "How ε moves from start to end.", panel="Retention"
     )
@@ -201,10 +223,23 @@ class RetentionConfig(Settings):
         found = super().problems()
         if self.lambda_init > self.lambda_max:
             found.append("--lambda-init is above --lambda-max")
-        bounds = (self.epsilon_start, self.epsilon_end)
-        if self.epsilon_schedule is Schedule.EXPONENTIAL and 0 in bounds:
+        other_scale = self.mode is not Mode.NONE and self.loss is not LossKind.NMSE
+        if self.epsilon_start is None and other_scale:
+            found.append(f"--loss {self.loss} needs --epsilon-start, because its scale is its own")
+        moves = self.epsilon_schedule is not Schedule.CONSTANT
+        if moves and self.epsilon_end is None:
+            found.append(f"--epsilon-schedule {self.epsilon_schedule} needs --epsilon-end")
+        if not moves and self.epsilon_end is not None:
+            found.append("--epsilon-end needs an --epsilon-schedule that moves ε")
+        if self.epsilon_schedule is Schedule.EXPONENTIAL and 0 in self.budget:
             found.append("an exponential schedule needs --epsilon-start and --epsilon-end above 0")
         return found
+
+    @property
+    def budget(self) -> tuple[float, float]:
+        """ε at the start and at the end."""
+        start = DEFAULT_EPSILON if self.epsilon_start is None else self.epsilon_start
+        return start, start if self.epsilon_end is None else self.epsilon_end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +249,7 @@ class TrainConfig(RetentionConfig, PolicyAndData):
     cache: Path = setting(Path("anchors.zarr"), "The anchor cache.", panel="Retention")
     freeze_downstream: bool = setting(
         False,
-        "Freeze what lies after the deepest retained layer, which is otherwise free to drift.",
+        "Freeze what lies behind the deepest retained layer, which is otherwise free to drift.",
         panel="Retention",
     )
     output: Path | None = setting(
@@ -228,13 +263,20 @@ class TrainConfig(RetentionConfig, PolicyAndData):
         8, "Samples of the new task in a step.", low=1, aliases=("--batch_size",)
     )
     lr: float | None = setting(
-        None, "Peak learning rate. Without it: the policy's own preset.", low=0
+        None, "Peak learning rate. Without it: the policy's own preset.", above=0
     )
     workers: int = setting(0, "Processes that read the dataset.", low=0, aliases=("--num_workers",))
     log_every: int = setting(10, "Steps between log lines.", low=1, aliases=("--log_freq",))
     save_every: int = setting(
-        0, "Steps between checkpoints; 0 saves only the last.", low=0, aliases=("--save_freq",)
+        5_000, "Steps between checkpoints; 0 saves only the last.", low=0, aliases=("--save_freq",)
     )
+
+    def problems(self) -> list[str]:
+        """Values that do not go together."""
+        found = super().problems()
+        if self.freeze_downstream and self.mode is Mode.NONE:
+            found.append("--freeze-downstream needs a --mode that retains something")
+        return found
 
 
 def _is_demo(cls: type[Settings], chosen: Mapping[str, Any]) -> bool:
@@ -247,11 +289,13 @@ def _out_of_bounds(settings: Settings) -> list[str]:
         value = getattr(settings, field.name)
         if not isinstance(value, int | float) or isinstance(value, bool):
             continue
-        low, high = field.metadata["low"], field.metadata["high"]
+        low, high, above = (field.metadata[name] for name in ("low", "high", "above"))
         if not math.isfinite(value):
             problems.append(f"{option_name(field.name)} is {value}")
         elif low is not None and value < low:
             problems.append(f"{option_name(field.name)} is {value}, below {low:g}")
+        elif above is not None and value <= above:
+            problems.append(f"{option_name(field.name)} is {value}, not above {above:g}")
         elif high is not None and value > high:
             problems.append(f"{option_name(field.name)} is {value}, above {high:g}")
     return problems

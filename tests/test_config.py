@@ -64,12 +64,16 @@ def test_flag_over_file_over_demo_over_default(written: Callable[[str], Path]) -
     assert set(source.origin) == set(TrainConfig.names())
 
 
-def test_a_commands_own_default_is_over_the_demos(written: Callable[[str], Path]) -> None:
+def test_a_commands_own_value_is_over_the_file_and_the_demo(
+    written: Callable[[str], Path],
+) -> None:
     own = {"steps": 3}
     source = training({}, defaults=own)
     assert (source.settings.steps, source.origin["steps"]) == (3, "default")
-    source = training({}, written("steps = 5"), defaults=own)
-    assert (source.settings.steps, source.origin["steps"]) == (5, "file")
+    source = training({}, written("steps = 20000"), defaults=own)
+    assert (source.settings.steps, source.origin["steps"]) == (3, "default")
+    source = training({"steps": 7}, written("steps = 20000"), defaults=own)
+    assert (source.settings.steps, source.origin["steps"]) == (7, "flag")
 
 
 @pytest.mark.parametrize("where", ["flag", "file"])
@@ -181,7 +185,9 @@ BOUNDS = [
 
 @pytest.mark.parametrize(("cls", "name", "side", "bound"), BOUNDS)
 def test_bounds_are_inclusive(cls: type[Settings], name: str, side: str, bound: float) -> None:
-    others = {"lambda_init": 0.0} if name == "lambda_max" else {}
+    others: dict[str, Any] = {"lambda_init": 0.0} if name == "lambda_max" else {}
+    if name == "epsilon_end":
+        others = {"epsilon_schedule": Schedule.LINEAR}
     cls(**{name: bound, **others})
     beyond = bound - 1 if side == "low" else bound + 1
     assert option_name(name) in refused(lambda: cls(**{name: beyond, **others})).why
@@ -194,11 +200,28 @@ def test_numbers_that_are_not_finite_are_refused(value: float) -> None:
 
 @pytest.mark.parametrize("end", ["epsilon_start", "epsilon_end"])
 def test_an_exponential_schedule_needs_positive_budgets(end: str) -> None:
+    bounds = {"epsilon_start": 0.1, "epsilon_end": 0.2}
     schedule = Schedule.EXPONENTIAL
-    RetentionConfig(epsilon_schedule=schedule)
-    RetentionConfig(epsilon_schedule=Schedule.LINEAR, **{end: 0.0})
-    why = refused(lambda: RetentionConfig(epsilon_schedule=schedule, **{end: 0.0})).why
+    RetentionConfig(epsilon_schedule=schedule, **bounds)
+    RetentionConfig(epsilon_schedule=Schedule.LINEAR, **{**bounds, end: 0.0})
+    why = refused(lambda: RetentionConfig(epsilon_schedule=schedule, **{**bounds, end: 0.0})).why
     assert "exponential" in why
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"freeze_downstream": True, "mode": Mode.NONE}, "--freeze-downstream needs"),
+        ({"epsilon_end": 0.1}, "--epsilon-end needs"),
+        ({"epsilon_schedule": Schedule.LINEAR}, "needs --epsilon-end"),
+        ({"loss": LossKind.MSE}, "--loss mse needs --epsilon-start"),
+        ({"dataset_root": "here"}, "--dataset-root needs --policy and --dataset"),
+        ({"revision": "main"}, "--revision needs --policy and --dataset"),
+        ({"lr": 0.0}, "--lr is 0.0, not above 0"),
+    ],
+)
+def test_no_setting_is_ignored_in_silence(given: dict[str, Any], told: str) -> None:
+    assert told in refused(lambda: TrainConfig(**given)).why
 
 
 @pytest.mark.parametrize(("given", "missing"), [("policy", "dataset"), ("dataset", "policy")])

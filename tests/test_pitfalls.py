@@ -3,8 +3,8 @@
 Numbers are those of the list we work from: 1 threshold, 2 merge, 3 image tokens, 4 layer index,
 5 masks, 6 other forward (engine/test_retention.py: the loss is zero for every pooling), 7 swallowed
 cache, 9 logging cadence (report/test_metrics.py), 11 small anchor set, 14 more anchors than frames,
-17 hidden NaN, 18 skipped tests. What a number needs in depth is in the file that mirrors the module;
-here stands the shortest proof on the real policy.
+17 hidden NaN, 18 skipped tests. What a number needs in depth is in the file that mirrors the
+module; here stands the shortest proof on the real policy.
 """
 
 import shutil

@@ -58,7 +58,7 @@ class TeacherIdentity:
     source: str
     """Hub repository or folder the teacher was loaded from."""
     revision: str | None
-    """Commit on the Hub; null for a folder."""
+    """Revision asked for on the Hub; null for its default, or for a folder."""
     policy_type: str
     """LeRobot's name of the policy family, such as pi0_fast."""
     weights_digest: str
@@ -78,11 +78,11 @@ class DatasetIdentity:
     repo_id: str
     """Name of the LeRobot dataset."""
     root: str | None
-    """Folder it was read from; null for LeRobot's own cache folder."""
+    """Folder it was read from."""
     revision: str | None
     """Commit or tag on the Hub; null for a local dataset."""
     fingerprint: str
-    """Digest of the dataset's metadata."""
+    """Digest of the dataset's features and sizes, and of some of its rows."""
     episodes: int
     """Episodes in the whole dataset."""
     frames: int

@@ -1,4 +1,4 @@
-"""Model inputs as stored arrays: images as uint8 where that loses nothing, the rest as it is."""
+"""Model inputs as stored arrays: untouched images as their bytes, the rest as it is."""
 
 from typing import Any
 
@@ -6,21 +6,31 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from craftcli.errors import CraftError
+
 UINT8_IMAGE = {"craft_scale": "1/255"}
 """Attribute of an input array whose uint8 values stand for float32 in [0, 1]."""
 
 
-def pack(value: torch.Tensor, *, image: bool) -> NDArray[Any]:
-    """The array to store for a model input.
+def fits_bytes(value: torch.Tensor) -> bool:
+    """Whether a tensor is bytes divided by 255, as the images of a dataset are.
 
-    Dataset images are bytes divided by 255; they are stored as these bytes when multiplying back
-    gives every bit of the input. What a normaliser has changed is stored as it is.
+    What a normaliser has changed is not, and is stored as it is.
     """
+    return value.dtype == torch.float32 and torch.equal(_fraction(_bytes(value)), value)
+
+
+def pack(value: torch.Tensor, *, as_bytes: bool) -> NDArray[Any]:
+    """The array to store for a model input, from which `unpack` gives back every bit."""
     value = value.detach().cpu()
-    if image and value.dtype == torch.float32:
-        as_bytes = (value * 255).round().clamp(0, 255).to(torch.uint8)
-        if torch.equal(as_bytes.to(torch.float32) / 255, value):
-            return as_bytes.numpy()
+    if as_bytes:
+        if not fits_bytes(value):
+            raise CraftError(
+                "An image cannot be stored as bytes.",
+                why="the first anchor's image was bytes divided by 255, and this one is not.",
+                fix="check the dataset for images of mixed origin.",
+            )
+        return _bytes(value).numpy()
     if value.dtype == torch.bfloat16:
         value = value.float()  # exact, and numpy has no bfloat16
     return value.numpy()
@@ -29,6 +39,12 @@ def pack(value: torch.Tensor, *, image: bool) -> NDArray[Any]:
 def unpack(values: NDArray[Any], attributes: dict[str, Any]) -> torch.Tensor:
     """The model input that `pack` stored."""
     tensor = torch.from_numpy(np.ascontiguousarray(values))
-    if attributes == UINT8_IMAGE:
-        return tensor.to(torch.float32) / 255
-    return tensor
+    return _fraction(tensor) if attributes == UINT8_IMAGE else tensor
+
+
+def _bytes(value: torch.Tensor) -> torch.Tensor:
+    return (value * 255).round().clamp(0, 255).to(torch.uint8)
+
+
+def _fraction(value: torch.Tensor) -> torch.Tensor:
+    return value.to(torch.float32) / 255

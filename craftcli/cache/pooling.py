@@ -55,17 +55,6 @@ def needs_action_tokens(pooling: Pooling) -> bool:
     return "action" in required_tokens(pooling)
 
 
-def vector_count(pooling: Pooling, action_length: int) -> int:
-    """How many vectors a row has, given how many positions can hold action tokens."""
-    match pooling:
-        case Pooling.ACTION_TOKENS:
-            return action_length
-        case Pooling.VISION_TEXT:
-            return 2
-        case _:
-            return 1
-
-
 def pool(hidden: Tensor, masks: TokenMasks, pooling: Pooling) -> Pooled:
     """Pool hidden states [B, S, D] into vectors [B, V, D], in float32.
 

@@ -12,9 +12,9 @@ from craftcli.choices import Mode
 from craftcli.cli.options import settings_command
 from craftcli.cli.output import Output, size
 from craftcli.cli.quiet import quiet_libraries
-from craftcli.config import Settings, Source, TrainConfig, option_name
+from craftcli.config import Source, TrainConfig, option_name
 from craftcli.demo.defaults import DEMO_TRAINING
-from craftcli.errors import EXIT_CHECK_FAILED
+from craftcli.errors import EXIT_CHECK_FAILED, EXIT_INTERRUPTED, CraftError
 
 if TYPE_CHECKING:
     from craftcli.engine.dryrun import DryRun
@@ -58,13 +58,14 @@ def train(source: Source[TrainConfig], output: Output) -> None:
     with output.status("Loading the policy ..."):
         quiet_libraries(debug=output.debug)
         from craftcli.demo.datasets import NEW
+        from craftcli.engine.run_folder import check_output, default_output
         from craftcli.engine.session import (
             data_status,
             open_policy,
             open_retention,
             open_task_data,
         )
-        from craftcli.engine.trainer import Trainer, check_output, default_output
+        from craftcli.engine.trainer import Trainer
 
         folder = default_output(config)
         check_output(folder, overwrite=config.overwrite)
@@ -76,25 +77,31 @@ def train(source: Source[TrainConfig], output: Output) -> None:
         dataset = open_task_data(config, student)
         trainer = Trainer(config, student, dataset, retention, output=folder)
     _say_demo(config.is_demo, output)
-    output.table("Configuration", _shown(source))
+    resolved = {"output": str(folder), "lr": f"{trainer.peak_lr:g}"}
+    output.table("Configuration", {**resolved, **_shown(source)})
     output.say(f"Retention mode: {config.mode}")
     if retention:
         _prepare_retention(config, student, trainer, retention, output)
     started = time.perf_counter()
     with output.progress(config.steps, "steps") as advance:
-        saved = trainer.run(
+        result = trainer.run(
             on_step=lambda _: advance(1), on_log=lambda entry: output.say(entry.line())
         )
     seconds = time.perf_counter() - started
-    output.say(f"Saved {saved} after {config.steps} steps in {seconds:.0f} s")
+    output.say(f"Saved {result.checkpoint} after {result.last.step} steps in {seconds:.0f} s")
     output.json(
         {
             "run": str(folder),
-            "checkpoint": str(saved),
+            "checkpoint": str(result.checkpoint),
             "seconds": seconds,
+            "interrupted": result.interrupted,
+            "last": asdict(result.last),
             "settings": config.to_json(),
         }
     )
+    if result.interrupted:
+        output.warn(f"interrupted after step {result.last.step} of {config.steps}, and saved.")
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
 def _prepare_retention(
@@ -109,10 +116,15 @@ def _prepare_retention(
     from craftcli.engine.reach import describe_downstream, find_reach, freeze, require_reach
 
     output.say(f"anchor cache loaded: {len(retention.anchors)} rows")
+    if trainer.trains_on(retention.anchors.manifest.dataset):
+        output.warn(
+            "the anchors were taken from the very dataset that is trained on; they hold the policy "
+            "to its old behaviour there. Build the cache from the old task's data."
+        )
     check = self_check(retention)
     require_self_check(check)
     output.say(f"L_ret at the teacher's weights: {check.drift:.2g} (0 to rounding)")
-    reach = find_reach(student.policy, student.adapter, retention, next(trainer.batches()))
+    reach = find_reach(student.policy, student.adapter, retention, trainer.sample_batch())
     require_reach(reach)
     if config.freeze_downstream:
         freeze(student.policy, reach.downstream)
@@ -140,8 +152,19 @@ def dryrun(source: Source[TrainConfig], output: Output) -> None:
         output.table("", _shown(source))
         checks = _run_checks(run, output)
         passed = all(check["passed"] for check in checks)
-        steps = _run_steps(run, output) if passed else {}
-        output.json({"passed": passed, "checks": checks, **steps})
+        steps: dict[str, Any] = {}
+        if passed:
+            try:
+                steps = _run_steps(run, output)
+            except CraftError as problem:
+                passed = False
+                output.say(f"{len(checks) + 2}. ✗ failed: Steps: {problem}")
+                checks.append({"title": "Steps", "passed": False, "detail": str(problem)})
+        settings = {
+            name: {"value": value, "source": source.origin[name]}
+            for name, value in source.settings.to_json().items()
+        }
+        output.json({"passed": passed, "settings": settings, "checks": checks, **steps})
     if not passed:
         output.warn("a check failed; craft train would stop here too.")
         raise typer.Exit(EXIT_CHECK_FAILED)
@@ -181,10 +204,12 @@ def _say_demo(is_demo: bool, output: Output) -> None:
         output.note("Using the built-in demo: its policy and the data of its new task.")
 
 
-def _shown[S: Settings](source: Source[S]) -> dict[str, str]:
+def _shown(source: Source[TrainConfig]) -> dict[str, str]:
     """Every setting, its value and who decided it."""
+    start, end = source.settings.budget
+    values = {**source.settings.to_json(), "epsilon_start": start, "epsilon_end": end}
     return {
         option_name(name)[2:]: f"{value}  ({source.origin[name]})"
-        for name, value in source.settings.to_json().items()
+        for name, value in values.items()
         if value is not None
     }

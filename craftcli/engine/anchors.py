@@ -103,4 +103,12 @@ class AnchorSet:
 
     def _read_variances(self) -> dict[str, float]:
         stats = {layer: self._reader.stats(layer) for layer in layer_names(self.manifest)}
-        return {layer: scalar_variance(s.variance, s.count) for layer, s in stats.items()}
+        variances = {layer: scalar_variance(s.variance, s.count) for layer, s in stats.items()}
+        flat = [layer for layer, variance in variances.items() if variance <= 0]
+        if flat:
+            raise CraftError(
+                f"The cache {self._reader.path} cannot tell drift from rest.",
+                why=f"the teacher's states do not vary between its rows (layer {flat[0]}).",
+                fix="build a cache with more --samples, or of another pooling or layer.",
+            )
+        return variances

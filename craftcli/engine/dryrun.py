@@ -14,7 +14,13 @@ from craftcli.cache.build import build_cache
 from craftcli.choices import Mode
 from craftcli.config import CacheConfig, PolicyAndData, TrainConfig
 from craftcli.engine.compatibility import require_self_check, self_check
-from craftcli.engine.reach import describe_downstream, find_reach, freeze, require_reach
+from craftcli.engine.reach import (
+    describe_downstream,
+    describe_trainable,
+    find_reach,
+    freeze,
+    require_reach,
+)
 from craftcli.engine.retention import Retention
 from craftcli.engine.session import (
     open_anchor_data,
@@ -74,8 +80,9 @@ class DryRun:
 
     def peak_memory_bytes(self) -> int:
         """The most memory used so far, on the GPU if there is one."""
-        if next(self._student.policy.parameters()).device.type == "cuda":
-            return torch.cuda.max_memory_allocated()
+        device = next(self._student.policy.parameters()).device
+        if device.type == "cuda":
+            return torch.cuda.max_memory_allocated(device)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         # Linux counts kibibytes, macOS bytes.
         return peak if sys.platform == "darwin" else peak * 1024
@@ -96,7 +103,7 @@ class DryRun:
     def _open_cache(self) -> str:
         cache, origin = self.config.cache, str(self.config.cache)
         if not self._cache_given and not cache.exists():
-            cache, origin = self._build_small_cache(), "a temporary cache"
+            cache, origin = self._build_small_cache()
         self._retention = open_retention(self.config, self._student, cache)
         self._trainer = self._make_trainer()
         manifest = self._retention.anchors.manifest
@@ -114,13 +121,15 @@ class DryRun:
 
     def _check_reach(self) -> str:
         student = self._student
-        batch = next(self._trainer.batches())
-        reach = find_reach(student.policy, student.adapter, self._held, batch)
+        reach = find_reach(
+            student.policy, student.adapter, self._held, self._trainer.sample_batch()
+        )
         require_reach(reach)
         if self.config.freeze_downstream:
             freeze(student.policy, reach.downstream)
         return (
-            f"{len(reach.retained)} of {len(reach.trainable)} trainable tensors; "
+            f"{len(reach.retained)} of {len(reach.trainable)} trainable tensors: "
+            f"{describe_trainable(student.policy, reach)}; "
             + describe_downstream(reach, frozen=self.config.freeze_downstream)
         )
 
@@ -139,7 +148,7 @@ class DryRun:
             output=self._scratch / "run",
         )
 
-    def _build_small_cache(self) -> Path:
+    def _build_small_cache(self) -> tuple[Path, str]:
         shared = {f.name: getattr(self.config, f.name) for f in dataclasses.fields(PolicyAndData)}
         data = open_anchor_data(self.config, self._student)
         config = CacheConfig(
@@ -150,4 +159,7 @@ class DryRun:
         build_cache(
             config, self._student, data, on_plan=lambda plan: None, on_rows=lambda rows: None
         )
-        return config.output
+        return (
+            config.output,
+            f"a temporary cache of {data.repo_id}, for want of {self.config.cache}",
+        )

@@ -10,6 +10,9 @@ from craftcli.errors import EXIT_CHECK_FAILED, CraftError
 from craftcli.policies.base import Batch, Policy, PolicyAdapter
 from craftcli.policies.taps import tap
 
+# The parts of a policy that people speak of, where its names have them.
+_PARTS = ("vision_tower", "multi_modal_projector", "language_model", "lm_head")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
@@ -59,6 +62,22 @@ def require_reach(reach: Reach) -> None:
             fix="retain a later layer or stack, or train the part of the policy that is retained.",
             exit_code=EXIT_CHECK_FAILED,
         )
+
+
+def describe_trainable(policy: nn.Module, reach: Reach) -> str:
+    """How much of each part of the policy is trained, and how much of that is held."""
+    parts: dict[str, list[int]] = {}
+    for name, parameter in policy.named_parameters():
+        part = next((p for p in _PARTS if f".{p}." in f".{name}"), name.split(".")[0])
+        counts = parts.setdefault(part, [0, 0])
+        if name in reach.trainable:
+            counts[0] += parameter.numel()
+        if name in reach.retained:
+            counts[1] += parameter.numel()
+    return ", ".join(
+        f"{part} {trained / 1e6:.3f}M trained, {held / 1e6:.3f}M held"
+        for part, (trained, held) in parts.items()
+    )
 
 
 def describe_downstream(reach: Reach, *, frozen: bool) -> str:

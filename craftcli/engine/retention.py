@@ -8,7 +8,6 @@ task_loss.backward(); report = retention.apply(step); optimizer.step()
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,23 +20,7 @@ from craftcli.engine.dual import Multiplier, epsilon_at
 from craftcli.engine.losses import RetentionLoss, retention_loss
 from craftcli.engine.surgery import operate_
 from craftcli.policies.base import Policy, PolicyAdapter
-
-
-@dataclass(frozen=True, kw_only=True)
-class RetentionReport:
-    """What one retention step measured."""
-
-    loss: float
-    """L_ret."""
-    lam: float
-    """λ with which the gradients of this step were merged."""
-    epsilon: float
-    dot: float
-    cos: float
-    conflict: bool
-    """Whether the task gradient was projected."""
-    violated: bool
-    """Whether L_ret was above ε."""
+from craftcli.report.metrics import RetentionReport
 
 
 class Retention:
@@ -71,18 +54,17 @@ class Retention:
 
     def epsilon(self, step: int) -> float:
         """The budget at a step, counted from 0."""
+        start, end = self.config.budget
+        schedule = self.config.epsilon_schedule
         return epsilon_at(
-            step,
-            schedule=self.config.epsilon_schedule,
-            start=self.config.epsilon_start,
-            end=self.config.epsilon_end,
-            total_steps=self._total_steps,
+            step, schedule=schedule, start=start, end=end, total_steps=self._total_steps
         )
 
     def apply(self, step: int) -> RetentionReport | None:
         """Add retention to the task gradients in `.grad`; None when this step has no turn.
 
-        Steps count from 0 and the first has a turn. Call between `backward` and the optimizer.
+        Steps count from 0 and the first has a turn. Call between `backward` and the optimizer. The
+        dual step is taken here too: it depends on L_ret alone, not on what the optimizer does.
         """
         if step % self.config.retention_every:
             return None

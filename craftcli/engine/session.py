@@ -69,4 +69,6 @@ def _open_data(config: PolicyAndData, policy: Checkpoint, for_demo: DemoDataset)
     repo_id, root = config.dataset, config.dataset_root
     if config.is_demo:
         repo_id, root = for_demo.repo_id, str(ensure_dataset(for_demo))
-    return open_dataset(repo_id, root=root, policy_config=policy.policy.config)
+    return open_dataset(
+        repo_id, root=root, revision=config.dataset_revision, policy_config=policy.policy.config
+    )

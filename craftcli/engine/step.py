@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from craftcli.engine.retention import Retention, RetentionReport
+from craftcli.engine.retention import Retention
 from craftcli.errors import CraftError
 from craftcli.policies.base import Batch, Policy
-from craftcli.report.metrics import StepReport
+from craftcli.report.metrics import RetentionReport, StepReport
 
 
 def train_step(

@@ -1,21 +1,23 @@
 """The training loop."""
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from craftcli.cache.format import DatasetIdentity
 from craftcli.config import TrainConfig
+from craftcli.engine.interrupt import interruptible
 from craftcli.engine.retention import Retention
+from craftcli.engine.run_folder import CONFIG_FILE, METRICS_FILE, STATE_FILE, run_folder
 from craftcli.engine.step import train_step
-from craftcli.errors import CraftError
 from craftcli.policies.base import Batch
-from craftcli.policies.data import task_batches
+from craftcli.policies.data import read_rows, task_batches
+from craftcli.policies.identity import dataset_identity
 from craftcli.policies.loading import Checkpoint
 from craftcli.policies.training import (
     optimizer_and_scheduler,
@@ -24,9 +26,16 @@ from craftcli.policies.training import (
 )
 from craftcli.report.metrics import LogEntry, MetricsFile, StepReport, Window
 
-METRICS_FILE = "metrics.jsonl"
-CONFIG_FILE = "craft_config.json"
-STATE_FILE = "craft_state.json"
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """How a run ended."""
+
+    checkpoint: Path
+    """The last one saved."""
+    last: LogEntry
+    interrupted: bool
+    """Whether it was asked to end before its last step."""
 
 
 class Trainer:
@@ -48,6 +57,22 @@ class Trainer:
         self._dataset = dataset
         self._pipeline = pipeline_config(config, student, dataset, output)
         self._optimizer, self._scheduler = optimizer_and_scheduler(self._pipeline, student.policy)
+
+    @property
+    def peak_lr(self) -> float:
+        """The learning rate of the policy's preset, or the one that replaced it."""
+        lr: float = self._pipeline.optimizer.lr
+        return lr
+
+    def trains_on(self, anchors: DatasetIdentity) -> bool:
+        """Whether anchors came from the same dataset."""
+        return dataset_identity(self._dataset, []).fingerprint == anchors.fingerprint
+
+    def sample_batch(self) -> Batch:
+        """A few samples as the policy takes them, to try things out on."""
+        rows = list(range(min(self.config.batch_size, len(self._dataset))))
+        batch: Batch = self._student.preprocess(read_rows(self._dataset, rows))
+        return batch
 
     def batches(self) -> Iterator[Batch]:
         """Task batches as the policy takes them, without end."""
@@ -79,26 +104,31 @@ class Trainer:
                 data_s=time.perf_counter() - waiting,
             )
 
-    def run(self, on_step: Callable[[int], None], on_log: Callable[[LogEntry], None]) -> Path:
-        """Train, log and save; the folder of the last checkpoint."""
+    def run(self, on_step: Callable[[int], None], on_log: Callable[[LogEntry], None]) -> RunResult:
+        """Train, log and save; asked to end, it finishes the step and saves."""
         config = self.config
-        prepare_output(self.output, overwrite=config.overwrite)
         window = Window(steps=config.steps, mode=config.mode)
-        saved = self.output
-        with MetricsFile(self.output / METRICS_FILE) as metrics:
+        description = json.dumps(config.to_json(), indent=2)
+        with (
+            run_folder(self.output, description, overwrite=config.overwrite),
+            MetricsFile(self.output / METRICS_FILE) as metrics,
+            interruptible() as interrupt,
+        ):
             for report in self.steps():
                 window.add(report)
                 on_step(report.step)
-                last = report.step == config.steps
+                last = report.step == config.steps or interrupt.requested
                 if last or report.step % config.log_every == 0:
                     entry = window.flush()
                     metrics.write(entry)
                     on_log(entry)
                 if last or (config.save_every and report.step % config.save_every == 0):
-                    saved = self._save(report.step)
-        return saved
+                    saved = self._save(report.step, description)
+                if last:
+                    break
+        return RunResult(checkpoint=saved, last=entry, interrupted=report.step < config.steps)
 
-    def _save(self, step: int) -> Path:
+    def _save(self, step: int, description: str) -> Path:
         state = {"step": step, "retention": self._retention and self._retention.state_dict()}
         return write_checkpoint(
             self.output,
@@ -107,46 +137,5 @@ class Trainer:
             student=self._student,
             optimizer=self._optimizer,
             scheduler=self._scheduler,
-            extra={
-                CONFIG_FILE: json.dumps(self.config.to_json(), indent=2),
-                STATE_FILE: json.dumps(state, indent=2),
-            },
-        )
-
-
-def default_output(config: TrainConfig) -> Path:
-    """Where a run goes when the user named no folder: a new one every time."""
-    return config.output or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{config.mode}"
-
-
-def prepare_output(output: Path, *, overwrite: bool) -> None:
-    """Make an empty run folder; replace only what is a run of ours, and only when asked."""
-    check_output(output, overwrite=overwrite)
-    try:
-        if output.is_dir():
-            shutil.rmtree(output)
-        output.mkdir(parents=True)
-    except OSError as error:
-        raise CraftError(
-            f"Cannot write to {output}.",
-            why=f"{error.strerror or error}.",
-            fix="choose another folder with --output.",
-        ) from error
-
-
-def check_output(output: Path, *, overwrite: bool) -> None:
-    """Refuse an output folder that holds something, before any work is done."""
-    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
-        return
-    if not (output / METRICS_FILE).is_file():
-        raise CraftError(
-            f"{output} is in the way.",
-            why="it exists and is no run of craft's, so it is never replaced.",
-            fix="choose another folder with --output.",
-        )
-    if not overwrite:
-        raise CraftError(
-            f"The run {output} already exists.",
-            why="runs are not replaced unasked.",
-            fix="choose another folder with --output, or add --overwrite.",
+            extra={CONFIG_FILE: description, STATE_FILE: json.dumps(state, indent=2)},
         )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lerobot.utils.constants import OBS_IMAGES
+import torch
 from torch import Tensor, nn
 
 from craftcli.cache.pooling import TokenMasks
@@ -65,16 +65,20 @@ class PolicyAdapter(ABC):
         """Run the policy's own forward as far as the last layer asked for."""
 
     @abstractmethod
-    def action_length(self, policy: Policy) -> int:
-        """How many action tokens a sequence has room for."""
+    def input_keys(self, policy: Policy, batch: Batch, *, with_actions: bool) -> tuple[str, ...]:
+        """The entries of a processed batch that `features` reads."""
 
     @abstractmethod
-    def input_keys(self, batch: Batch) -> tuple[str, ...]:
-        """The entries of a processed batch that the model reads."""
+    def compute_dtype(self, policy: Policy) -> torch.dtype:
+        """The precision in which the layers compute; norms and the vision tower may differ."""
 
-    def image_keys(self, batch: Batch) -> tuple[str, ...]:
-        """The entries of a processed batch that are camera images."""
-        return tuple(sorted(key for key in batch if key.startswith(OBS_IMAGES)))
+    def image_keys(self, policy: Policy, batch: Batch) -> tuple[str, ...]:
+        """The entries of a processed batch that are images of the policy's cameras."""
+        return tuple(sorted(key for key in policy.config.image_features if key in batch))
+
+    def saved_name(self, name: str) -> str:
+        """Under which name a tensor may be saved when it is not under its own."""
+        return name
 
     @abstractmethod
     def processor_overrides(self, config: Any) -> dict[str, dict[str, Any]]:

@@ -12,28 +12,34 @@ from safetensors import safe_open
 from craftcli.cache.format import DatasetIdentity, TeacherIdentity
 from craftcli.policies.loading import WEIGHTS_FILE, Checkpoint
 
-# Settings that change how a policy is run or trained, not what it computes.
+# Settings that change how a policy is trained, saved or decoded, not what a forward pass computes.
 _RUNTIME_PREFIXES = ("optimizer_", "scheduler_", "compile_")
 _RUNTIME_KEYS = frozenset(
     {
         "device",
         "gradient_checkpointing",
         "license",
+        "max_decoding_steps",
+        "n_action_steps",
         "pretrained_path",
         "pretrained_revision",
         "private",
         "push_to_hub",
         "repo_id",
+        "rtc_config",
         "tags",
+        "temperature",
         "use_amp",
+        "use_kv_cache",
         "use_peft",
+        "validate_action_token_prefix",
     }
 )
 
 
 def teacher_identity(checkpoint: Checkpoint) -> TeacherIdentity:
     """Who the teacher is: digests of its weights, its settings and its preprocessor."""
-    dtype = next(checkpoint.policy.parameters()).dtype
+    dtype = checkpoint.adapter.compute_dtype(checkpoint.policy)
     return TeacherIdentity(
         source=checkpoint.source,
         revision=checkpoint.revision,
@@ -50,12 +56,10 @@ def dataset_identity(dataset: Any, selected: Iterable[int]) -> DatasetIdentity:
     meta = dataset.meta
     content = hashlib.sha256(_canonical(meta.features))
     content.update(f"{meta.total_episodes} {meta.total_frames} {meta.fps}".encode())
+    # Rows as they are on disk: decoded ones depend on the policy's chunk length and the decoder.
+    stored = dataset.hf_dataset.with_format("arrow")
     for index in _spread(len(dataset), 8):
-        for key, value in sorted(dataset[index].items()):
-            content.update(key.encode())
-            content.update(
-                _bytes(value) if isinstance(value, torch.Tensor) else str(value).encode()
-            )
+        content.update(repr(stored[index : index + 1].to_pylist()).encode())
     chosen = hashlib.sha256(" ".join(map(str, selected)).encode())
     return DatasetIdentity(
         repo_id=dataset.repo_id,

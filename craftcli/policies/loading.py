@@ -53,19 +53,22 @@ def load_checkpoint(source: str, *, device: str, revision: str | None = None) ->
     config.device = device
     config.pretrained_path = str(folder)
     adapter = adapter_for(config.type)
-    # LeRobot prints while loading; standard output belongs to the command's data.
-    with contextlib.redirect_stdout(io.StringIO()):
-        policy = get_policy_class(config.type).from_pretrained(str(folder), config=config)
-    check_weights(policy.state_dict(), folder / WEIGHTS_FILE)
+    try:
+        # LeRobot prints while loading; standard output belongs to the command's data.
+        with contextlib.redirect_stdout(io.StringIO()):
+            policy = get_policy_class(config.type).from_pretrained(str(folder), config=config)
+        preprocess, postprocess = make_pre_post_processors(
+            config,
+            pretrained_path=str(folder),
+            preprocessor_overrides={
+                "device_processor": {"device": device},
+                **adapter.processor_overrides(config),
+            },
+        )
+    except Exception as error:  # whatever LeRobot, transformers and the Hub raise for one fact
+        raise _incomplete(source, error) from error
+    check_weights(policy.state_dict(), folder / WEIGHTS_FILE, adapter)
     policy.to(device)
-    preprocess, postprocess = make_pre_post_processors(
-        config,
-        pretrained_path=str(folder),
-        preprocessor_overrides={
-            "device_processor": {"device": device},
-            **adapter.processor_overrides(config),
-        },
-    )
     return Checkpoint(
         policy=policy,
         preprocess=preprocess,
@@ -99,7 +102,7 @@ def resolve_checkpoint(source: str, *, revision: str | None = None) -> Path:
         ) from error
 
 
-def check_weights(state: Mapping[str, torch.Tensor], file: Path) -> None:
+def check_weights(state: Mapping[str, torch.Tensor], file: Path, adapter: PolicyAdapter) -> None:
     """Compare every tensor of the policy with the file, because LeRobot may hide a failed load.
 
     pi0_fast's `from_pretrained` swallows loading errors and returns random weights.
@@ -108,7 +111,9 @@ def check_weights(state: Mapping[str, torch.Tensor], file: Path) -> None:
     with _open_weights(file) as saved:
         names = set(saved.keys())
         for name, tensor in state.items():
-            key = next((k for k in (name, name.removeprefix("model.")) if k in names), None)
+            own, other = name.removeprefix("model."), adapter.saved_name(name)
+            spellings = (name, own, other, other.removeprefix("model."))
+            key = next((k for k in spellings if k in names), None)
             if key is None:
                 missing.append(name)
                 continue
@@ -125,6 +130,20 @@ def check_weights(state: Mapping[str, torch.Tensor], file: Path) -> None:
             f"such as {', '.join(bad)}.",
             fix="use a checkpoint saved by the same LeRobot version and policy type.",
         )
+
+
+def _incomplete(source: str, error: Exception) -> CraftError:
+    cause: BaseException = error
+    while cause.__cause__ is not None:  # LeRobot wraps the telling error in vague ones
+        cause = cause.__cause__
+    lines = str(cause).strip().splitlines()
+    return CraftError(
+        f"The policy {source} cannot be opened.",
+        why=f"{type(cause).__name__}: {lines[0] if lines else 'no message'}",
+        fix="check that the folder holds the weights, configuration and processors that LeRobot "
+        "saved, and that tokenizers it names are on disk or on the Hub with your access "
+        "(hf auth login).",
+    )
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

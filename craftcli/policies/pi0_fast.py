@@ -33,19 +33,21 @@ class Pi0FastAdapter(PolicyAdapter):
         return {"vlm": LayerStack(layers=language_model.layers, norm=language_model.norm)}
 
     @override
-    def action_length(self, policy: Policy) -> int:
-        length: int = policy.config.max_action_tokens
-        return length
+    def input_keys(self, policy: Policy, batch: Batch, *, with_actions: bool) -> tuple[str, ...]:
+        images = self.image_keys(policy, batch)
+        actions = (ACTION_TOKENS, ACTION_TOKEN_MASK) if with_actions else ()
+        return (*images, OBS_LANGUAGE_TOKENS, OBS_LANGUAGE_ATTENTION_MASK, *actions)
 
     @override
-    def input_keys(self, batch: Batch) -> tuple[str, ...]:
-        wanted = (
-            OBS_LANGUAGE_TOKENS,
-            OBS_LANGUAGE_ATTENTION_MASK,
-            ACTION_TOKENS,
-            ACTION_TOKEN_MASK,
-        )
-        return (*self.image_keys(batch), *wanted)
+    def compute_dtype(self, policy: Policy) -> torch.dtype:
+        first_layer: Any = self.stack(policy, "vlm").layers[0]
+        dtype: torch.dtype = first_layer.self_attn.q_proj.weight.dtype
+        return dtype
+
+    @override
+    def saved_name(self, name: str) -> str:
+        # LeRobot fills the embedding from the head when a checkpoint has only the head.
+        return name.replace("model.language_model.embed_tokens.weight", "lm_head.weight")
 
     @override
     def processor_overrides(self, config: Any) -> dict[str, dict[str, Any]]:
@@ -78,9 +80,8 @@ class Pi0FastAdapter(PolicyAdapter):
             batch[ACTION_TOKENS] if with_actions else None,
             batch[ACTION_TOKEN_MASK] if with_actions else None,
         )
-        first_layer: Any = self.stack(policy, stack).layers[0]
         # The policy's own forward casts the embeddings the same way.
-        embeddings = embeddings.to(first_layer.self_attn.q_proj.weight.dtype)
+        embeddings = embeddings.to(self.compute_dtype(policy))
         with tap(self.stack(policy, stack), layers) as hidden:
             model.paligemma_with_expert.forward(
                 attention_mask=prepare_attention_masks_4d(attention, dtype=embeddings.dtype),

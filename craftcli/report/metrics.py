@@ -8,7 +8,22 @@ from statistics import fmean
 from types import TracebackType
 from typing import IO, Self
 
-from craftcli.engine.retention import RetentionReport
+
+@dataclass(frozen=True, kw_only=True)
+class RetentionReport:
+    """What one retention step measured."""
+
+    loss: float
+    """L_ret."""
+    lam: float
+    """λ with which the gradients of this step were merged."""
+    epsilon: float
+    dot: float
+    cos: float
+    conflict: bool
+    """Whether the task gradient was projected."""
+    violated: bool
+    """Whether L_ret was above ε."""
 
 
 @dataclass(frozen=True, kw_only=True)

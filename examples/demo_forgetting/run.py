@@ -108,7 +108,7 @@ def fine_tune(arm: Arm, seed: int, quick: bool, rollouts: int) -> Row:
             retention = open_retention(config, student, cache)
         trainer = Trainer(config, student, data, retention, output=Path(scratch) / "run")
         if retention and config.freeze_downstream:
-            batch = next(trainer.batches())
+            batch = trainer.sample_batch()
             reach = find_reach(student.policy, student.adapter, retention, batch)
             freeze(student.policy, reach.downstream)
         turns = [report.retention for report in trainer.steps() if report.retention]

@@ -1,7 +1,6 @@
 """Building a cache: what is selected, how it is regrouped, what is written down."""
 
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +10,13 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from craftcli.cache.build import _in_chunks, build_cache, resolve_recipe
+from craftcli.cache.build import build_cache
 from craftcli.cache.reader import CacheReader
 from craftcli.cache.selection import select_rows
+from craftcli.cache.teacher_rows import resolve_recipe
 from craftcli.choices import Pooling
 from craftcli.config import CacheConfig
 from craftcli.errors import EXIT_USAGE, CraftError
-
-
-@settings(deadline=None, derandomize=True, max_examples=60)
-@given(st.lists(st.integers(1, 7), min_size=1, max_size=8), st.integers(1, 12))
-def test_chunks_hold_the_rows_in_order_whatever_the_batches(sizes: list[int], size: int) -> None:
-    rows = np.arange(sum(sizes))
-    edges = np.cumsum([0, *sizes])
-    batches = (
-        {"valid": rows[a:b], "x": rows[a:b] * 2} for a, b in zip(edges[:-1], edges[1:], strict=True)
-    )
-    chunks = list(_in_chunks(batches, size))
-    assert np.concatenate([c["valid"] for c in chunks]).tolist() == rows.tolist()
-    assert np.concatenate([c["x"] for c in chunks]).tolist() == (rows * 2).tolist()
-    assert all(len(c["valid"]) == size for c in chunks[:-1])
-    assert 1 <= len(chunks[-1]["valid"]) <= size
 
 
 @given(st.integers(1, 200), st.data())
@@ -97,6 +82,29 @@ def test_rows_point_into_the_dataset(cache: Path, old_data: Any) -> None:
         assert item["episode_index"] == episode
         assert item["frame_index"] == frame
         assert item["task"] == reader.tasks[task]
+
+
+def test_chunks_and_batches_of_any_length_store_the_same_rows(
+    build: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from craftcli.cache import build as module
+
+    whole = CacheReader.open(build(tmp_path / "a.zarr", samples=11, batch_size=4))
+    monkeypatch.setattr(module, "rows_per_chunk", lambda widest, rows: 3)
+    pieces = CacheReader.open(build(tmp_path / "b.zarr", samples=11, batch_size=2))
+    assert (whole.manifest.chunk_count, pieces.manifest.chunk_count) == (1, 4)
+    for name in whole.array_names():
+        np.testing.assert_allclose(whole.read_all(name), pieces.read_all(name), rtol=0, atol=1e-3)
+
+
+def test_action_tokens_are_stored_only_where_they_are_read(
+    build: Callable[..., Path], tmp_path: Path
+) -> None:
+    names = CacheReader.open(
+        build(tmp_path / "a.zarr", pooling=Pooling.VISION_TEXT, samples=4)
+    ).array_names()
+    assert "inputs/observation.language.tokens" in names
+    assert not [name for name in names if name.startswith("inputs/action")]
 
 
 def test_progress_counts_every_row(teacher: Any, old_data: Any, tmp_path: Path) -> None:

@@ -69,7 +69,8 @@ def test_a_first_session(craft: Callable[..., Any], tmp_path: Path) -> None:
     assert {entry.name for entry in tmp_path.iterdir()} == {"anchors.zarr", "runs"}
     (run,) = (tmp_path / "runs").iterdir()
     assert re.fullmatch(r"\d{8}-\d{6}-hidden", run.name)
-    assert {entry.name for entry in run.iterdir()} == {"checkpoints", "metrics.jsonl"}
+    names = {entry.name for entry in run.iterdir()}
+    assert names == {"checkpoints", "craft_config.json", "metrics.jsonl"}
 
 
 def test_the_configuration_is_shown_with_the_source_of_each_value(
@@ -260,8 +261,20 @@ def test_overwrite_replaces_a_run(cache: Path, tmp_path: Path) -> None:
     [("nmse", "weighted"), ("mse", "equal"), ("l1", "task_priority"), ("cosine", "weighted")],
 )
 def test_every_loss_and_merge_trains(cache: Path, tmp_path: Path, kind: str, merge: str) -> None:
-    more = ("--loss", kind, "--merge", merge, "--retention-every", 1)
+    more = ("--loss", kind, "--merge", merge, "--epsilon-start", 0.1)
     train("--cache", cache, "-o", tmp_path / "run", *more)
     rows = metrics_of(tmp_path / "run")
     assert rows[0]["l_ret"] == pytest.approx(0, abs=1e-6)
     assert rows[1]["l_ret"] > 0
+
+
+def test_anchors_of_the_data_that_is_trained_on_are_remarked(
+    build: Callable[..., Path], teacher: Any, new_data: Any, tmp_path: Path
+) -> None:
+    from craftcli.cache.build import build_cache
+    from craftcli.config import CacheConfig
+
+    config = CacheConfig(output=tmp_path / "wrong.zarr", samples=16)
+    build_cache(config, teacher, new_data, on_plan=lambda _: None, on_rows=lambda _: None)
+    told = train("--cache", config.output, "-o", tmp_path / "run").stderr
+    assert "taken from the very dataset that is trained on" in told

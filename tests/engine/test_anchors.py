@@ -22,7 +22,8 @@ def test_inputs_are_bit_for_bit_what_the_preprocessor_gave(
     indices = anchors._reader.read("index/dataset_index", rows).tolist()
     expected = teacher.preprocess(read_rows(old_data, indices))
     found = anchors.read(rows, CPU)
-    assert set(found.inputs) == set(teacher.adapter.input_keys(expected))
+    keys = teacher.adapter.input_keys(teacher.policy, expected, with_actions=True)
+    assert set(found.inputs) == set(keys)
     for key, value in found.inputs.items():
         assert value.dtype == expected[key].dtype
         assert torch.equal(value, expected[key]), key
@@ -57,6 +58,11 @@ def test_order_is_a_function_of_the_seed_alone(cache: Path) -> None:
     one, same, other = (AnchorSet.open(cache, batch_size=8, seed=s) for s in (1, 1, 2))
     assert drawn(one, 5) == drawn(same, 5)
     assert drawn(one, 5) != drawn(other, 5)
+
+
+def test_states_that_do_not_vary_are_refused(build: Any, tmp_path: Path) -> None:
+    with pytest.raises(CraftError, match="cannot tell drift from rest"):
+        AnchorSet.open(build(tmp_path / "a.zarr", samples=1), batch_size=1, seed=0)
 
 
 def test_fewer_anchors_than_a_batch_is_an_error_at_once(cache: Path) -> None:

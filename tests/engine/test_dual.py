@@ -9,7 +9,8 @@ from cooper.utils import ConstraintType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from craftcli.engine.dual import Multiplier, Schedule, epsilon_at
+from craftcli.choices import Schedule
+from craftcli.engine.dual import Multiplier, epsilon_at
 
 properties = settings(deadline=None, derandomize=True, max_examples=50)
 bounds = st.floats(1e-6, 1e3)

@@ -39,7 +39,7 @@ def drift(policy: torch.nn.Module, size: float) -> None:
 
 @pytest.mark.parametrize("kind", list(LossKind))
 def test_loss_is_zero_at_the_teachers_weights(teacher: Any, cache: Path, kind: LossKind) -> None:
-    retention = make_retention(teacher, cache, loss=kind)
+    retention = make_retention(teacher, cache, loss=kind, epsilon_start=0.1)
     for number in range(4):
         assert retention.measure(number).total.item() <= 1e-6
 
@@ -132,7 +132,7 @@ def test_only_every_kth_step_has_a_turn(student: Any, new_data: Any, cache: Path
 def test_lambda_follows_the_violation_and_survives_saving(
     student: Any, new_data: Any, cache: Path
 ) -> None:
-    retention = make_retention(student, cache, lambda_lr=2.0, epsilon_start=0.0, epsilon_end=0.0)
+    retention = make_retention(student, cache, lambda_lr=2.0, epsilon_start=0.0)
     drift(student.policy, 0.01)
     task_backward(student, new_data, [0])
     report = retention.apply(0)

@@ -41,7 +41,13 @@ def test_a_single_weight_changes_the_digest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value", "same"),
-    [("device", "cuda", True), ("optimizer_lr", 1.0, True), ("chunk_size", 9, False)],
+    [
+        ("device", "cuda", True),
+        ("optimizer_lr", 1.0, True),
+        ("temperature", 0.5, True),
+        ("n_action_steps", 1, True),
+        ("chunk_size", 9, False),
+    ],
 )
 def test_only_settings_that_matter_change_the_config_digest(
     tmp_path: Path, key: str, value: Any, same: bool

@@ -48,6 +48,23 @@ def test_weights_that_do_not_load_are_found(copied: Path, damage: str) -> None:
     assert "weights" in caught.value.what
 
 
+def test_a_checkpoint_that_saves_only_the_head_is_complete(copied: Path) -> None:
+    """As converted ones do; LeRobot fills the embedding from it."""
+    rewrite_weights(
+        copied,
+        lambda w: w.pop(next(name for name in w if name.endswith("embed_tokens.weight"))),
+    )
+    opened = load_checkpoint(str(copied), device="cpu").policy.model.paligemma_with_expert
+    head = opened.paligemma.lm_head.weight
+    assert torch.equal(opened.paligemma.model.language_model.embed_tokens.weight, head)
+
+
+def test_a_missing_processor_is_named(copied: Path) -> None:
+    (copied / "policy_preprocessor.json").unlink()
+    with pytest.raises(CraftError, match=r"cannot be opened.*policy_preprocessor\.json"):
+        load_checkpoint(str(copied), device="cpu")
+
+
 def test_a_folder_without_a_policy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CraftError, match=r"No policy at .*config\.json"):
         load_checkpoint(str(tmp_path), device="cpu")

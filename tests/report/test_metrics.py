@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from craftcli.engine.retention import RetentionReport
-from craftcli.report.metrics import MetricsFile, StepReport, Window
+from craftcli.report.metrics import MetricsFile, RetentionReport, StepReport, Window
 
 
 def turn(step: int, *, conflict: bool = False) -> RetentionReport:
