@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ class Trainer:
         description = json.dumps(config.to_json(), indent=2)
         with (
             run_folder(self.output, description, overwrite=config.overwrite),
-            MetricsFile(self.output / METRICS_FILE) as metrics,
+            closing(MetricsFile(self.output / METRICS_FILE)) as metrics,
             interruptible() as interrupt,
         ):
             for report in self.steps():

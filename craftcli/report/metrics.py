@@ -5,8 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from types import TracebackType
-from typing import IO, Self
+from typing import IO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,13 +143,6 @@ class MetricsFile:
         self._file.write(json.dumps(asdict(entry), allow_nan=False) + "\n")
         self._file.flush()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Nothing is written after this."""
         self._file.close()

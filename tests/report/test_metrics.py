@@ -1,6 +1,7 @@
 """Log lines carry the retention figures, whatever the cadence."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_a_window_is_empty_after_its_line() -> None:
 
 
 def test_the_file_holds_one_object_a_line(tmp_path: Path) -> None:
-    with MetricsFile(tmp_path / "metrics.jsonl") as metrics:
+    with closing(MetricsFile(tmp_path / "metrics.jsonl")) as metrics:
         for step in (1, 2):
             metrics.write(window_of(report(step, turn(step))).flush())
             written = (tmp_path / "metrics.jsonl").read_text().splitlines()
