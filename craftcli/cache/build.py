@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
@@ -84,11 +83,12 @@ def _manifest(
         dim=dim,
         dtype=recipe.dtype,
         images="embedded",
+        sampling="uniform",
+        prompts_digest=None,
         seed=config.seed,
         teacher=teacher_identity(teacher),
         dataset=dataset_identity(dataset, selected),
         versions={name: version(name) for name in RECORDED_VERSIONS},
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 

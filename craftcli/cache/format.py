@@ -45,7 +45,8 @@ from craftcli.errors import CraftError
 FORMAT_VERSION = "1.0"
 KINDS = ("hidden", "token_ce", "action")
 DTYPES = ("float32", "float16", "bfloat16")
-IMAGES = ("embedded",)
+IMAGES = ("reference", "embedded")
+SAMPLING = ("uniform", "per_episode", "per_task", "indices")
 CHUNK_BYTES = 16 * 1024**2
 
 _REBUILD = "restore the file from a copy, or rebuild it with craft cache build --overwrite."
@@ -120,7 +121,11 @@ class Manifest:
     dtype: str
     """Dtype of the hidden states: float32, float16 or bfloat16."""
     images: str
-    """Where the images are: embedded."""
+    """Where the images are: "embedded" under inputs/, or in the dataset ("reference")."""
+    sampling: str
+    """How the rows were selected: uniform, per_episode, per_task or indices."""
+    prompts_digest: str | None
+    """Digest of the instructions that replaced the dataset's own; null when none did."""
     seed: int
     """Seed of the sample selection."""
     teacher: TeacherIdentity
@@ -129,8 +134,6 @@ class Manifest:
     """The samples they were made on."""
     versions: dict[str, str] = field(default_factory=dict)
     """Versions of the packages that built the cache."""
-    created: str
-    """When the build began, ISO 8601 with time zone."""
 
     def __post_init__(self) -> None:
         problems = _value_problems(self)
@@ -214,7 +217,11 @@ def _value_problems(manifest: Manifest) -> list[str]:
     ]
     choices: list[tuple[str, str, tuple[str, ...]]]
     choices = [("kinds", kind, KINDS) for kind in manifest.kinds]
-    choices += [("dtype", manifest.dtype, DTYPES), ("images", manifest.images, IMAGES)]
+    choices += [
+        ("dtype", manifest.dtype, DTYPES),
+        ("images", manifest.images, IMAGES),
+        ("sampling", manifest.sampling, SAMPLING),
+    ]
     problems += [
         f"field {name} has {value!r}, not one of {', '.join(allowed)}"
         for name, value, allowed in choices

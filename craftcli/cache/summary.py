@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,8 +77,10 @@ class CacheSummary:
     """Rows in every chunk but the last."""
     complete: bool
     """Whether every row was written."""
+    sampling: str
+    """How the rows were selected."""
     created: str
-    """When the build began, ISO 8601."""
+    """When the build ended, ISO 8601, by the time of the file."""
     teacher: TeacherIdentity
     """The policy that made the hidden states."""
     dataset: DatasetIdentity
@@ -128,7 +131,8 @@ def summarize(reader: "CacheReader") -> CacheSummary:
         chunks=manifest.chunk_count,
         rows_per_chunk=manifest.rows_per_chunk,
         complete=manifest.complete,
-        created=manifest.created,
+        sampling=manifest.sampling,
+        created=_ended(reader),
         teacher=manifest.teacher,
         dataset=manifest.dataset,
         versions=manifest.versions,
@@ -136,6 +140,12 @@ def summarize(reader: "CacheReader") -> CacheSummary:
         tasks={task: task_counts[i] for i, task in enumerate(reader.tasks)},
         episodes=len(np.unique(reader.read_all("index/episode")[valid])),
     )
+
+
+def _ended(reader: "CacheReader") -> str:
+    # Not in the manifest: the same build gives the same bytes whenever it runs.
+    seconds = (reader.path / "zarr.json").stat().st_mtime
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def _layer_norms(reader: "CacheReader", layer: str) -> LayerNorms:

@@ -133,7 +133,8 @@ def _show(summary: "CacheSummary", output: Output) -> None:
             f"weights {teacher.weights_digest[:12]}",
             "Dataset": f"{dataset.repo_id}: {dataset.episodes} episodes, {dataset.frames} frames, "
             f"fingerprint {dataset.fingerprint[:12]}",
-            "Selection": f"seed {summary.seed}, {summary.episodes} episodes sampled",
+            "Selection": f"{summary.sampling}, seed {summary.seed}, "
+            f"{summary.episodes} episodes sampled",
             "Built": f"{summary.created} with "
             + ", ".join(f"{name} {version}" for name, version in summary.versions.items()),
         },

@@ -50,7 +50,8 @@ def make_manifest(**changes: Any) -> Manifest:
             selection_digest="s",
         ),
         "versions": {"zarr": "3.4.2"},
-        "created": "2026-01-01T00:00:00+00:00",
+        "sampling": "uniform",
+        "prompts_digest": None,
     }
     return Manifest(**(values | changes))
 
@@ -60,7 +61,7 @@ def test_a_manifest_survives_json() -> None:
     assert Manifest.from_json(json.loads(json.dumps(manifest.to_json()))) == manifest
 
 
-@pytest.mark.parametrize("name", ["rows", "layers", "teacher", "created"])
+@pytest.mark.parametrize("name", ["rows", "layers", "teacher", "sampling"])
 def test_a_missing_field_is_named(name: str) -> None:
     data = make_manifest().to_json()
     del data[name]
@@ -98,7 +99,7 @@ def test_every_problem_is_named_at_once() -> None:
         ("dtype", "float64", "not one of float32, float16, bfloat16"),
         ("kinds", ["hiden"], "not one of hidden"),
         ("kinds", [], "field kinds is empty"),
-        ("images", "somewhere", "not one of embedded"),
+        ("images", "somewhere", "not one of reference, embedded"),
         ("layers", [4], "not in 0..3"),
         ("layers", [-1], "not in 0..3"),
         ("layers", [2, 2], "repeats a layer"),

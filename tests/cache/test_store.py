@@ -64,7 +64,8 @@ def make_manifest(**changes: Any) -> Manifest:
             frames=100,
             selection_digest="s",
         ),
-        "created": "2026-01-01T00:00:00+00:00",
+        "sampling": "uniform",
+        "prompts_digest": None,
     }
     return Manifest(**(values | changes))
 

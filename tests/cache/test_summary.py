@@ -46,7 +46,8 @@ MANIFEST = Manifest(
     teacher=TEACHER,
     dataset=DATASET,
     versions={"zarr": "3"},
-    created="2026-01-01T00:00:00+00:00",
+    sampling="uniform",
+    prompts_digest=None,
 )
 MASK = np.array([[True, False], [True, True], [True, True], [False, True], [True, True]])
 HIDDEN = encode(np.random.default_rng(0).normal(size=(5, 2, 3)).astype(np.float32), "bfloat16")
