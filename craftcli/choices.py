@@ -22,6 +22,21 @@ class Pooling(StrEnum):
     ACTION_TOKENS = "action_tokens"
 
 
+class Images(StrEnum):
+    """Where a cache keeps its images: in the dataset they came from, or in itself."""
+
+    REFERENCE = "reference"
+    EMBED = "embed"
+
+
+class Sampling(StrEnum):
+    """How anchors are drawn from the dataset."""
+
+    UNIFORM = "uniform"
+    PER_EPISODE = "per_episode"
+    PER_TASK = "per_task"
+
+
 class StoreDtype(StrEnum):
     """How hidden states are stored; `auto` is the teacher's own precision, which loses nothing."""
 

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from craftcli.choices import LossKind, Merge, Mode, Pooling, Schedule, StoreDtype
+from craftcli.choices import (
+    Images,
+    LossKind,
+    Merge,
+    Mode,
+    Pooling,
+    Sampling,
+    Schedule,
+    StoreDtype,
+)
 from craftcli.errors import EXIT_USAGE, CraftError
 
 DEFAULT_EPSILON = 0.02
@@ -160,7 +169,29 @@ class CacheConfig(PolicyAndData):
         Path("anchors.zarr"), "Where the cache is written.", aliases=("-o", "--output_dir")
     )
     overwrite: bool = setting(False, "Replace an existing cache once the new one is whole.")
+    resume: bool = setting(False, "Go on with a build that was interrupted.")
     samples: int = setting(512, "How many anchor samples to store.", low=1, panel="Anchors")
+    sampling: Sampling = setting(
+        Sampling.UNIFORM, "Frames at random, or balanced over episodes or tasks.", panel="Anchors"
+    )
+    episodes: str | None = setting(
+        None, "Only these episodes, as in 0-9,12.", aliases=("--dataset.episodes",), panel="Anchors"
+    )
+    indices: str | None = setting(
+        None,
+        "Exactly these frames: a list as in 0-9,12, or a file with one a line.",
+        panel="Anchors",
+    )
+    prompts: Path | None = setting(
+        None,
+        "File of instructions to vary the rows' own by, one a line; {task} is the row's own.",
+        panel="Anchors",
+    )
+    images: Images = setting(
+        Images.REFERENCE,
+        "Images stay in the dataset and are read again from it, or go into the file.",
+        panel="Anchors",
+    )
     layers: str | None = setting(
         None,
         "Layers by index, -1 is the last, as in -2,-1. Without it: the policy family's default.",
@@ -175,6 +206,9 @@ class CacheConfig(PolicyAndData):
     )
     batch_size: int = setting(
         32, "Samples the teacher sees at once.", low=1, aliases=("--batch_size",)
+    )
+    chunk_mib: float = setting(
+        16.0, "Size of a chunk: what is read, checked and resumed as a whole.", above=0
     )
 
 
@@ -247,6 +281,16 @@ class TrainConfig(RetentionConfig, PolicyAndData):
     """Settings of `craft train` and `craft dryrun`."""
 
     cache: Path = setting(Path("anchors.zarr"), "The anchor cache.", panel="Retention")
+    anchor_root: str | None = setting(
+        None,
+        "Folder of the anchors' dataset, when it is no longer where the cache was built.",
+        panel="Retention",
+    )
+    other_student: bool = setting(
+        False,
+        "Train a student that is not the cache's teacher; L_ret then starts above 0.",
+        panel="Retention",
+    )
     freeze_downstream: bool = setting(
         False,
         "Freeze what lies behind the deepest retained layer, which is otherwise free to drift.",

@@ -77,12 +77,14 @@ def new_data(teacher: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def build(teacher: Any, old_data: Any) -> Callable[..., Path]:
-    """Build a cache of the demo's teacher with the settings given."""
+    """Build a cache of the demo's teacher with the settings given; by default it stands alone."""
     from craftcli.cache.build import build_cache
+    from craftcli.choices import Images
     from craftcli.config import CacheConfig
 
     def build_with(output: Path, **settings: Any) -> Path:
-        config = CacheConfig(**{"samples": 32, "device": "cpu", **settings}, output=output)
+        defaults = {"samples": 32, "device": "cpu", "images": Images.EMBED}
+        config = CacheConfig(**{**defaults, **settings}, output=output)
         build_cache(config, teacher, old_data, on_plan=lambda _: None, on_rows=lambda _: None)
         return output
 

@@ -7,12 +7,18 @@ from typing import Any
 
 import numpy as np
 
+from craftcli.cache.ahead import ahead
+from craftcli.cache.draft import Resumable
 from craftcli.cache.format import Manifest, rows_per_chunk
+from craftcli.cache.processes import Processes
+from craftcli.cache.prompts import read_prompts
 from craftcli.cache.selection import select_rows
 from craftcli.cache.store import required_arrays
 from craftcli.cache.teacher_rows import Recipe, Rows, TeacherRows, resolve_recipe
 from craftcli.cache.writer import CacheWriter
+from craftcli.choices import Images
 from craftcli.config import CacheConfig
+from craftcli.errors import CraftError
 from craftcli.policies.identity import dataset_identity, teacher_identity
 from craftcli.policies.loading import Checkpoint
 
@@ -33,6 +39,18 @@ class BuildPlan:
         return self.rows * self.bytes_per_row
 
 
+@dataclass(frozen=True, kw_only=True)
+class BuildReport:
+    """What a build wrote."""
+
+    rows: int
+    """Rows, valid or not."""
+    invalid: tuple[int, ...]
+    """Dataset indices of the rows on which the teacher was not finite; nothing trains on them."""
+    reused: int
+    """Chunks that an earlier, interrupted build had committed."""
+
+
 def build_cache(
     config: CacheConfig,
     teacher: Checkpoint,
@@ -40,25 +58,87 @@ def build_cache(
     *,
     on_plan: Callable[[BuildPlan], None],
     on_rows: Callable[[int], None],
-) -> None:
-    """Run the teacher over the selected rows and store what it computes at `config.output`."""
+) -> BuildReport:
+    """Run the teacher over the selected rows and store what it computes at `config.output`.
+
+    Under torchrun every process does this, and each computes its share of the chunks.
+    """
     recipe = resolve_recipe(config, teacher)
-    selected = select_rows(len(dataset), config.samples, config.seed)
-    source = TeacherRows(teacher, dataset, recipe, first=selected[0])
+    selected = select_rows(config, dataset)
+    prompts = read_prompts(config.prompts, config.seed)
+    source = TeacherRows(
+        teacher, dataset, recipe, first=selected[0], images=config.images, prompts=prompts
+    )
     manifest = _manifest(config, teacher, dataset, recipe, selected, source)
     bytes_per_row = sum(spec.row_bytes for spec in source.specs.values())
     on_plan(BuildPlan(rows=len(selected), bytes_per_row=bytes_per_row, recipe=recipe))
-    with CacheWriter.create(
-        config.output,
-        manifest,
-        source.specs | required_arrays(manifest),
-        tasks=[str(task) for task in dataset.meta.tasks.index],
-        overwrite=config.overwrite,
-    ) as writer:
-        for chunk in range(manifest.chunk_count):
+    processes = Processes.from_environment()
+    with (
+        processes.joined(),
+        CacheWriter.create(
+            config.output,
+            manifest,
+            source.specs | required_arrays(manifest),
+            tasks=source.tasks,
+            overwrite=config.overwrite,
+            resumable=_resumable(config, teacher),
+            processes=processes,
+        ) as writer,
+    ):
+        progress = _Progress(len(selected), processes.world, on_rows)
+        for chunk in processes.own(manifest.chunk_count):
             rows = selected[manifest.chunk_rows(chunk)]
-            writer.write_chunk(chunk, _joined(_batches(source, rows, config.batch_size, on_rows)))
+            if chunk in writer.reused:
+                progress.advance(len(rows))
+                continue
+            batches = _batches(source, rows, config.batch_size, progress.advance)
+            writer.write_chunk(chunk, _joined(batches))
+        report = _report(writer, processes)
+        progress.complete()
         writer.finish()
+    return report
+
+
+def _resumable(config: CacheConfig, teacher: Checkpoint) -> Resumable:
+    # Matrix products of another shape, or on another device, round differently.
+    device = next(teacher.policy.parameters()).device.type
+    settings = {"batch_size": config.batch_size, "device": device}
+    return Resumable(resume=config.resume, settings=settings)
+
+
+def _report(writer: CacheWriter, processes: Processes) -> BuildReport:
+    """What all processes wrote, once they have; an error if there is nothing to train on."""
+    reused = processes.total(len(writer.reused))
+    valid = writer.read_all("valid")
+    invalid = writer.read_all("index/dataset_index")[~valid].tolist()
+    if not valid.any():
+        writer.discard()
+        raise CraftError(
+            "The teacher gives hidden states that are not finite.",
+            why=f"all {len(valid)} rows have NaN or infinity, dataset frames {invalid[:5]} first.",
+            fix="check these frames and the weights of the teacher; nothing was written.",
+        )
+    return BuildReport(rows=len(valid), invalid=tuple(invalid), reused=reused)
+
+
+class _Progress:
+    """Rows done by all processes, estimated from this one's, so that they add up in the end."""
+
+    def __init__(self, rows: int, world: int, on_rows: Callable[[int], None]) -> None:
+        self._left = rows
+        self._world = world
+        self._on_rows = on_rows
+
+    def advance(self, rows: int) -> None:
+        """This process has done some rows, and so have the others."""
+        done = min(rows * self._world, self._left)
+        self._left -= done
+        if done:
+            self._on_rows(done)
+
+    def complete(self) -> None:
+        """All processes are done."""
+        self.advance(self._left)
 
 
 def _manifest(
@@ -74,7 +154,7 @@ def _manifest(
     return Manifest(
         complete=False,
         rows=len(selected),
-        rows_per_chunk=rows_per_chunk(widest, len(selected)),
+        rows_per_chunk=rows_per_chunk(widest, len(selected), int(config.chunk_mib * 2**20)),
         stack=recipe.stack,
         layers=recipe.layers,
         layer_count=recipe.layer_count,
@@ -82,9 +162,9 @@ def _manifest(
         vectors=vectors,
         dim=dim,
         dtype=recipe.dtype,
-        images="embedded",
-        sampling="uniform",
-        prompts_digest=None,
+        images="embedded" if config.images is Images.EMBED else "reference",
+        sampling="indices" if config.indices else config.sampling.value,
+        prompts_digest=read_prompts(config.prompts, config.seed).digest,
         seed=config.seed,
         teacher=teacher_identity(teacher),
         dataset=dataset_identity(dataset, selected),
@@ -96,10 +176,10 @@ def _batches(
     source: TeacherRows, rows: list[int], size: int, on_rows: Callable[[int], None]
 ) -> Iterator[Rows]:
     """The rows of one chunk; batches never cross into the next, so that a chunk stands alone."""
-    for start in range(0, len(rows), size):
-        batch = rows[start : start + size]
-        yield source.compute(batch)
-        on_rows(len(batch))
+    pieces = [rows[start : start + size] for start in range(0, len(rows), size)]
+    for piece, prepared in zip(pieces, ahead(source.prepare, pieces), strict=True):
+        yield source.run(prepared)
+        on_rows(len(piece))
 
 
 def _joined(batches: Iterator[Rows]) -> Rows:

@@ -10,7 +10,11 @@ written like any other. N is the number of rows, V of vectors a row, D their wid
     hidden/<stack>.<layer>    [N, V, D]  float32, float16, or bfloat16 kept as uint16 with the
                                          array attribute {"craft_dtype": "bfloat16"}
     hidden_mask               [N, V]     bool, true where a vector is a target
-    inputs/<key>              [N, ...]   any fixed-width dtype: the model inputs the teacher saw
+    inputs/<key>              [N, ...]   any fixed-width dtype: the model inputs the teacher saw;
+                                         uint8 with the attribute {"craft_scale": "1/255"} stands
+                                         for float32 images; none when `images` is "reference"
+    outputs/labels            [N, S]     int64 or int32, token ids the teacher gave, -100 where
+                                         nothing is to be predicted
     index/dataset_index       [N]        int64, index of the frame in the dataset
     index/episode             [N]        int64
     index/frame               [N]        int64, index of the frame in its episode
@@ -19,9 +23,13 @@ written like any other. N is the number of rows, V of vectors a row, D their wid
     commit                    [chunks]   uint32, one to a chunk
     stats/<stack>.<layer>/    mean [V, D] float64, variance [V, D] float64, count [V] int64
 
-`hidden/`, `hidden_mask` and `stats/` are there when `kinds` has "hidden". The group attributes are
+`hidden/`, `hidden_mask` and `stats/` are there when `kinds` has "hidden"; without it `layers` is
+empty and `vectors` and `dim` are 1. `outputs/labels` is there when it has "token_ce". An empty
+digest or fingerprint means unknown (an imported cache); a dataset fingerprint that starts with
+`mixed:` means rows of several datasets. The group attributes are
 "craft", the manifest below; "arrays", the row shape, dtype and attributes of each array with a row
-axis, so that a lost array is noticed; and "tasks", a list of task strings.
+axis, so that a lost array is noticed; "tasks", a list of task strings; and "digest", the sha256 of
+the canonical JSON of these three without `complete`, so that a changed word is noticed.
 
 A row is valid where `valid` is true: the teacher was run on it, its inputs and index are complete,
 and every vector that `hidden_mask` lets through is finite. Other rows hold their place only, and

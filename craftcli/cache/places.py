@@ -1,31 +1,97 @@
 """Where a cache is built and how it gets to its place; no zarr, a cache is a folder with a mark.
 
-A cache grows in `<path>.partial`. When it is complete, what it replaces steps aside to
-`<path>.replaced`, it moves to `path`, and the old one is removed. Whenever this is interrupted, the
-next build finds out what happened, and nothing that craft did not write is ever removed.
+A cache grows in `<path>.partial`, which stays when the build is interrupted and chunks of it are
+committed. When it is complete, what it replaces steps aside to `<path>.replaced`, it moves to
+`path`, and the old one is removed. Whenever this is interrupted, the next build finds out what
+happened, and nothing that craft did not write is ever removed.
 """
 
 import contextlib
-import errno
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from craftcli.cache.disk import sync_one
 from craftcli.errors import CraftError
 
 _BUILD = "craft cache build"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Unfinished:
+    """What an interrupted build left, or what a running one has so far."""
+
+    folder: Path
+    committed: int
+    """Chunks with a commit record."""
+    chunks: int
+    """Chunks of the whole cache."""
+
+    def __str__(self) -> str:
+        return f"{self.committed} of {self.chunks} chunks in {self.folder}"
+
+
 def is_craft_cache(path: Path) -> bool:
     """Whether a folder carries craft's mark, complete or not."""
+    attributes = read_attributes(path)
+    return attributes is not None and isinstance(attributes.get("craft"), dict)
+
+
+def read_attributes(path: Path) -> dict[str, Any] | None:
+    """The attributes of the Zarr group in a folder; None if there is none that can be read."""
     try:
         metadata = json.loads((path / "zarr.json").read_text("utf-8"))
     except (OSError, ValueError):
-        return False
+        return None
     attributes = metadata.get("attributes") if isinstance(metadata, dict) else None
-    return isinstance(attributes, dict) and isinstance(attributes.get("craft"), dict)
+    return attributes if isinstance(attributes, dict) else None
+
+
+def place_of(path: Path) -> Path:
+    """Where a cache really goes: a link is followed, so that it lands on the disk it points to."""
+    return path.resolve() if path.is_symlink() else path.absolute()
+
+
+def partial_folder(path: Path) -> Path:
+    """Where the cache for `path` grows."""
+    return path.with_name(path.name + ".partial")
+
+
+def find_unfinished(path: Path) -> Unfinished | None:
+    """The interrupted build of the cache at `path`, if chunks of it are committed."""
+    folder = partial_folder(place_of(path))
+    manifest: Any = (read_attributes(folder) or {}).get("craft")
+    try:
+        # Zarr's temporary files are not named by digits alone.
+        records = [name for name in os.listdir(folder / "commit/c") if name.isdigit()]
+        chunks = -(-manifest["rows"] // manifest["rows_per_chunk"])
+    except (OSError, TypeError, KeyError, ArithmeticError):
+        return None
+    if not records:
+        return None
+    return Unfinished(folder=folder, committed=len(records), chunks=chunks)
+
+
+def check_place(path: Path, *, overwrite: bool, resume: bool) -> None:
+    """Refuse early what `make_partial` would refuse late: a build loads a policy before it writes.
+
+    Raises:
+        CraftError: `path` is taken, half-built, or cannot be written.
+    """
+    path = place_of(path)
+    check_destination(path, overwrite=overwrite)
+    _check_unfinished(path, overwrite=overwrite, resume=resume)
+    folder = next(folder for folder in path.parents if folder.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        why = "is not a folder" if not folder.is_dir() else "cannot be written by you"
+        raise CraftError(
+            f"Cannot write {path}.",
+            why=f"{folder} {why}.",
+            fix="choose a folder that you may write to.",
+        )
 
 
 def check_destination(path: Path, *, overwrite: bool) -> None:
@@ -56,25 +122,30 @@ def missing_cache(path: Path) -> CraftError:
     if _aside(path).exists():
         why = f"a build was killed while it replaced the cache; the old one is {_aside(path)}."
         fix = f"rename that to {path.name}, or run {_BUILD}."
-    elif _partial(path).exists():
-        why = f"it is only half-built: a killed or running build left {_partial(path)}."
-        fix = f"wait for the build if it is running, else run {_BUILD} again."
+    elif partial_folder(path).exists():
+        why = f"it is only half-built: a killed or running build left {partial_folder(path)}."
+        fix = f"wait for the build if it is running, else go on with {_BUILD} --resume."
     else:
         why, fix = "nothing is there.", f"check the path, or make one with {_BUILD}."
     return CraftError(f"No cache at {path}.", why=why, fix=fix)
 
 
-def make_partial(path: Path, *, overwrite: bool) -> Path:
-    """Make the empty folder to build in, after a check of `path` and of what a killed build left.
+def make_partial(path: Path, *, overwrite: bool, resume: bool = False) -> Path:
+    """The folder to build in, after a check of `path` and of what a killed build left.
+
+    It is empty, unless `resume` is asked for and there are committed chunks to go on with.
 
     Raises:
         CraftError: `path` is taken, something else is in the way, or the folder cannot be made.
     """
     _restore_interrupted_overwrite(path)
     check_destination(path, overwrite=overwrite)
-    partial = _partial(path)
+    partial = partial_folder(path)
     if os.path.lexists(partial):
         _check_leftover(partial)
+        _check_unfinished(path, overwrite=overwrite, resume=resume)
+        if resume and find_unfinished(path):
+            return partial
         _remove(partial)
     try:
         partial.mkdir(parents=True)
@@ -99,7 +170,7 @@ def move_into_place(partial: Path, path: Path) -> None:
         if replaces:
             aside.rename(path)
         raise
-    _sync_one(path.parent)
+    sync_one(path.parent)
     if replaces:
         try_remove(aside)
 
@@ -109,40 +180,6 @@ def try_remove(folder: Path) -> None:
     # There is a more important error to report, or none; the next build tries again.
     with contextlib.suppress(OSError):
         _remove(folder)
-
-
-@contextlib.contextmanager
-def disk_full(path: Path, need: int) -> Iterator[None]:
-    """Turn a full disk into an error that names the `need` of the whole cache, in bytes."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        disk = next(folder for folder in path.parents if folder.is_mount())
-        raise CraftError(
-            f"The disk is full, {path} was not written.",
-            why=f"the cache needs {_size(need)} in all; the disk at {disk} has room for "
-            f"{_size(shutil.disk_usage(path.parent).free)} more, with the unfinished build on it.",
-            fix="free space, choose a path on another disk, or keep fewer samples or layers.",
-        ) from error
-
-
-def sync(root: Path, files: Iterable[Path]) -> None:
-    """Put files and the folders that lead to them on disk."""
-    folders: set[Path] = {root}
-    for file in files:
-        _sync_one(file)
-        folder = file.parent
-        while folder not in folders:
-            folders.add(folder)
-            folder = folder.parent
-    for folder in folders:
-        _sync_one(folder)
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(path.name + ".partial")
 
 
 def _aside(path: Path) -> Path:
@@ -159,6 +196,17 @@ def _restore_interrupted_overwrite(path: Path) -> None:
         _remove(aside)
     else:
         aside.rename(path)
+
+
+def _check_unfinished(path: Path, *, overwrite: bool, resume: bool) -> None:
+    """Refuse to throw away what an interrupted build committed, unless that is asked for."""
+    found = find_unfinished(path)
+    if found and not (overwrite or resume):
+        raise CraftError(
+            f"{path} is half-built.",
+            why=f"a build that was interrupted, or still runs, committed {found}.",
+            fix=f"go on with {_BUILD} --resume, or start anew with --overwrite.",
+        )
 
 
 def _check_leftover(folder: Path) -> None:
@@ -180,16 +228,6 @@ def _remove(folder: Path) -> None:
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
+        elif entry.name != "zarr.json":
+            entry.unlink()
     shutil.rmtree(folder)
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size / 1e3:.1f} kB"
-
-
-def _sync_one(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,44 +1,65 @@
 """Reading a cache: random rows of a complete one, each chunk checked at its first touch."""
 
 import difflib
-import functools
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from craftcli.cache.chunks import ArraySpec, DamagedChunkError, commit_record
+from craftcli.cache.chunks import ArraySpec, DamagedChunkError
+from craftcli.cache.memory import free_bytes
+from craftcli.cache.rows import Rows, rows_in_files, rows_in_memory
+from craftcli.cache.seals import Seals
 from craftcli.cache.stats import LayerStats
 from craftcli.cache.store import OpenedCache, open_cache
 from craftcli.errors import CraftError
 
+MEMORY = ("auto", "ram", "mmap")
+# Of the free memory: the policy, its gradients and the system need the rest.
+_RAM_SHARE = 4
 # Linux allows a process 65530 mappings by default, and torch needs some of them.
-_MAX_MAPPINGS = 16384
+_MAX_MAPPINGS = 32768
+# Arrays this many times narrower than the widest are not worth mappings of their own.
+_NARROW = 256
 _REBUILD = "rebuild it with craft cache build --overwrite; craft cache inspect --verify lists all."
 
 
 class CacheReader:
-    """Random access to a complete cache; safe to share between threads and with forked workers."""
+    """Random access to a complete cache; safe to share between threads and with forked workers.
 
-    def __init__(self, path: Path, opened: OpenedCache) -> None:
+    With `memory` "ram" rows are kept in memory once they were read, with "mmap" they stay in their
+    mapped files, and "auto" takes "ram" when all rows fit into a quarter of the free memory.
+    """
+
+    def __init__(self, path: Path, opened: OpenedCache, *, memory: str = "auto") -> None:
+        if memory not in MEMORY:
+            raise ValueError(f"memory is {memory!r}, not one of {', '.join(MEMORY)}")
         self.path = path
         self.manifest = opened.manifest
         self.tasks = opened.tasks
         self._specs = opened.specs
         self._files = opened.files
-        self._checked: set[tuple[str, int]] = set()
-        self._chunk = functools.lru_cache(maxsize=_MAX_MAPPINGS)(self._load_chunk)
+        self.memory = _choose_memory(self.payload_bytes) if memory == "auto" else memory
+        self._rows: dict[str, Rows] = {}
+        self._seals = Seals(path, opened.files, list(opened.specs))
 
     @classmethod
-    def open(cls, path: Path) -> Self:
+    def open(cls, path: Path, *, memory: str = "auto") -> Self:
         """Open a cache, or say what is wrong with it; chunks are checked when they are read."""
-        return cls(path, open_cache(path))
+        return cls(path, open_cache(path), memory=memory)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all rows."""
+        return self.manifest.rows * sum(spec.row_bytes for spec in self._specs.values())
 
     def __repr__(self) -> str:
         return (
-            f"CacheReader({str(self.path)!r}, rows={self.manifest.rows}, arrays={len(self._specs)})"
+            f"CacheReader({str(self.path)!r}, rows={self.manifest.rows}, "
+            f"arrays={len(self._specs)}, memory={self.memory!r})"
         )
 
     def array_names(self) -> list[str]:
@@ -69,33 +90,32 @@ class CacheReader:
             raise TypeError(f"rows must be a list of integers, got {rows.dtype} {rows.shape}")
         if not rows.size:
             return np.empty((0, *spec.shape), spec.dtype)
-        wanted: list[int] = rows.tolist()
+        numbers: npt.NDArray[np.intp] = rows.astype(np.intp, copy=False)
+        # For a batch, faster than asking numpy.
+        wanted = numbers.tolist()
         lowest, highest = min(wanted), max(wanted)
         if lowest < 0 or highest >= self.manifest.rows:
             raise IndexError(f"rows {lowest}..{highest} are not in 0..{self.manifest.rows - 1}")
-        size = self.manifest.rows_per_chunk
-        only = lowest // size
-        if only == highest // size:
-            inside = rows.astype(np.intp, copy=False) - only * size
-            # Unlike concatenate, take keeps a byte order that is not the machine's.
-            return self._chunk(name, only).take(inside, axis=0).astype(spec.dtype, copy=False)
-        # Chunks stay mapped: for a batch, joining single rows beats sorting the rows by chunk.
-        located = [(row // size, row % size) for row in wanted]
-        return np.concatenate([self._chunk(name, chunk)[at : at + 1] for chunk, at in located])
+        try:
+            return self._array(name).read(numbers)
+        except DamagedChunkError as error:
+            raise self._damaged(error) from error
 
     def read_all(self, name: str) -> npt.NDArray[Any]:
         """Copy every row."""
-        spec = self.spec(name)
-        out = np.empty((self.manifest.rows, *spec.shape), np.dtype(spec.dtype))
-        for chunk in range(self.manifest.chunk_count):
-            out[self.manifest.chunk_rows(chunk)] = self._chunk(name, chunk)
-        return out
+        self.spec(name)
+        try:
+            return self._array(name).read_all()
+        except DamagedChunkError as error:
+            raise self._damaged(error) from error
 
     def stats(self, layer: str) -> LayerStats:
         """Statistics of one layer's targets; `layer` is a name from `format.layer_names`."""
-        mean, variance, count = (
-            self._chunk(f"stats/{layer}/{name}", 0).copy() for name in ("mean", "variance", "count")
-        )
+        files = [self._files[f"stats/{layer}/{name}"] for name in ("mean", "variance", "count")]
+        try:
+            mean, variance, count = (each.load(0).astype(each.spec.dtype) for each in files)
+        except DamagedChunkError as error:
+            raise self._damaged(error) from error
         return LayerStats(mean=mean, variance=variance, count=count)
 
     def size_on_disk(self) -> int:
@@ -110,34 +130,31 @@ class CacheReader:
         """Read every chunk and check it against its checksum and commit record; the problems."""
         problems: list[str] = []
         for chunk in range(self.manifest.chunk_count):
-            damaged = [self._files[name].damage(chunk) for name in self.array_names()]
-            found = [problem for problem in damaged if problem]
-            # The record of a chunk with a bad file cannot match; saying so would be noise.
-            problems += found or self._commit_problems(chunk)
+            problems += self._seals.problems(chunk)
         stats = [files for name, files in self._files.items() if name.startswith("stats/")]
         problems += [problem for files in stats if (problem := files.damage(0))]
         return problems
 
-    def _commit_problems(self, chunk: int) -> list[str]:
-        commit = self._files["commit"]
-        problem = commit.damage(chunk)
-        if problem:
-            return [problem]
-        arrays = (self._files[name] for name in self.array_names())
-        if int(commit.load(chunk)[0]) == commit_record(arrays, chunk):
-            return []
-        rows = self.manifest.chunk_rows(chunk)
-        return [
-            f"commit chunk {chunk} (rows {rows.start} to {rows.stop - 1}): the record does not "
-            "match the arrays, of which one was changed or swapped"
-        ]
+    def _array(self, name: str) -> Rows:
+        """The rows of an array, kept in the way that suits it."""
+        if name not in self._rows:
+            files, seal = self._files[name], partial(self._seals.checksum, name)
+            widest = max(spec.row_bytes for spec in self._specs.values())
+            in_ram = self.memory == "ram" or files.spec.row_bytes * _NARROW <= widest
+            if in_ram:
+                rows = rows_in_memory(files, seal)
+            else:
+                rows = rows_in_files(files, seal, limit=_MAX_MAPPINGS // len(self._specs) or 1)
+            # When two threads come here at once, both must go on with the same object.
+            self._rows.setdefault(name, rows)
+        return self._rows[name]
 
-    def _load_chunk(self, name: str, chunk: int) -> npt.NDArray[Any]:
-        try:
-            values = self._files[name].load(chunk, check=(name, chunk) not in self._checked)
-        except DamagedChunkError as error:
-            raise CraftError(
-                f"Cache {self.path} is damaged.", why=f"{error}.", fix=_REBUILD
-            ) from error
-        self._checked.add((name, chunk))
-        return values
+    def _damaged(self, error: DamagedChunkError) -> CraftError:
+        return CraftError(f"Cache {self.path} is damaged.", why=f"{error}.", fix=_REBUILD)
+
+
+def _choose_memory(payload_bytes: int) -> str:
+    """Whether rows of that size are better kept in memory."""
+    # Processes of one torchrun on this machine, of which each would keep a copy.
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return "ram" if payload_bytes * _RAM_SHARE * processes <= free_bytes() else "mmap"

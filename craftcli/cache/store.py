@@ -4,6 +4,8 @@ This is the one module that imports zarr. `writer` writes rows through the array
 reads the chunk files past zarr once their metadata is checked. `format` describes the arrays.
 """
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +95,7 @@ def create_group(
         "arrays": {name: spec.to_json() for name, spec in specs.items()},
         "tasks": list(tasks),
     }
+    attributes["digest"] = _digest(attributes)
     # The mark goes in with the group itself, so that a killed build is known as ours.
     return zarr.create_group(folder, zarr_format=3, attributes=attributes)
 
@@ -111,6 +114,27 @@ def create_array(group: zarr.Group, files: ChunkFiles) -> zarr.Array[Any]:
         # Without it a chunk of zeros has no file, and cannot be told from a lost one.
         config={"write_empty_chunks": True},
     )
+
+
+def open_to_write(
+    folder: Path, arrays: Iterable[ChunkFiles]
+) -> tuple[zarr.Group, dict[str, zarr.Array[Any]]]:
+    """Open an unfinished cache and those arrays of it, as `create_array` made them.
+
+    Raises:
+        CraftError: an array is missing or has other metadata.
+    """
+    # Not part of an array's metadata, so that it is to be said again.
+    with zarr.config.set({"array.write_empty_chunks": True}):
+        group = zarr.open_group(folder, mode="r+", zarr_format=3)
+        return group, {files.name: _check_array(folder, group, files) for files in arrays}
+
+
+def _digest(attributes: Mapping[str, Any]) -> str:
+    """Digest of what a cache says of itself; whether it is complete is left to change."""
+    manifest = {k: v for k, v in attributes["craft"].items() if k != "complete"}
+    said = [manifest, attributes["arrays"], attributes["tasks"]]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def update_manifest(group: zarr.Group, manifest: Manifest) -> None:
@@ -152,6 +176,9 @@ def open_cache(path: Path) -> OpenedCache:
         arrays += stats_files(path, manifest, layer).values()
     for files in arrays:
         _check_array(path, group, files)
+    # Last, because the checks before it can say what is wrong, and this one only that something is.
+    if attributes.get("digest") != _digest(attributes):
+        raise _broken(path, "the manifest, the arrays or the tasks are not those that were written")
     return OpenedCache(
         manifest=manifest,
         tasks=tuple(tasks),
@@ -205,8 +232,8 @@ def _read_specs(path: Path, data: Any) -> dict[str, ArraySpec]:
         raise _broken(path, f'the group attribute "arrays" is malformed ({error!r})') from error
 
 
-def _check_array(path: Path, group: zarr.Group, files: ChunkFiles) -> None:
-    """Refuse an array whose metadata does not describe those chunk files."""
+def _check_array(path: Path, group: zarr.Group, files: ChunkFiles) -> zarr.Array[Any]:
+    """The array of those chunk files; refuse one whose metadata does not describe them."""
     name, spec = files.name, files.spec
     try:
         array = group[name]
@@ -224,6 +251,7 @@ def _check_array(path: Path, group: zarr.Group, files: ChunkFiles) -> None:
     if array.dtype != np.dtype(spec.dtype) or array.attrs.asdict() != spec.attributes:
         raise _broken(path, f"array {name} is {array.dtype} {array.attrs.asdict()}, not {spec}")
     _check_encoding(path, array, files)
+    return array
 
 
 def _check_encoding(path: Path, array: zarr.Array[Any], files: ChunkFiles) -> None:

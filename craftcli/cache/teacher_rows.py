@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -12,7 +11,8 @@ from craftcli.cache.dtypes import encode
 from craftcli.cache.inputs import UINT8_IMAGE, fits_bytes, pack
 from craftcli.cache.layers import parse_layers, resolve_layers
 from craftcli.cache.pooling import needs_action_tokens, pool, required_tokens
-from craftcli.choices import Pooling, StoreDtype
+from craftcli.cache.prompts import Prompts
+from craftcli.choices import Images, Pooling, StoreDtype
 from craftcli.config import CacheConfig
 from craftcli.errors import EXIT_USAGE, CraftError
 from craftcli.policies.base import Batch, PolicyAdapter
@@ -54,42 +54,74 @@ def resolve_recipe(config: CacheConfig, teacher: Checkpoint) -> Recipe:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Rows that were read and preprocessed, before the teacher has seen them."""
+
+    index: Rows
+    batch: Batch
+
+
 class TeacherRows:
     """Runs the teacher over rows of a dataset.
 
     What it gives for a row depends on that row and on nothing that was computed before.
     """
 
-    def __init__(self, teacher: Checkpoint, dataset: Any, recipe: Recipe, *, first: int) -> None:
+    def __init__(
+        self,
+        teacher: Checkpoint,
+        dataset: Any,
+        recipe: Recipe,
+        *,
+        first: int,
+        images: Images = Images.EMBED,
+        prompts: Prompts | None = None,
+    ) -> None:
         self._teacher = teacher
         self._dataset = dataset
         self._recipe = recipe
+        self._prompts = prompts or Prompts()
+        self.tasks = self._prompts.all([str(task) for task in dataset.meta.tasks.index])
+        self._task_numbers = {task: number for number, task in enumerate(self.tasks)}
         teacher.policy.eval()
         # How images are packed is decided once, on the first anchor, for all rows.
         batch = teacher.preprocess(read_rows(dataset, [first]))
-        images = teacher.adapter.image_keys(teacher.policy, batch)
-        self._as_bytes = {key for key in images if fits_bytes(batch[key].cpu())}
+        cameras = teacher.adapter.image_keys(teacher.policy, batch)
+        self._as_bytes = {key for key in cameras if fits_bytes(batch[key].cpu())}
+        self._left_out = frozenset(cameras if images is Images.REFERENCE else ())
         self.specs = self._specs(self.compute([first]))
 
     def compute(self, rows: list[int]) -> Rows:
         """The arrays of these dataset rows."""
+        return self.run(self.prepare(rows))
+
+    def prepare(self, rows: list[int]) -> Prepared:
+        """Read and preprocess rows: what a thread can do while the teacher runs."""
         raw = read_rows(self._dataset, rows)
+        raw["task"] = [
+            self._prompts.of(task, index)
+            for task, index in zip(raw["task"], raw["index"].tolist(), strict=True)
+        ]
         index = {
             "index/dataset_index": raw["index"],
             "index/episode": raw["episode_index"],
             "index/frame": raw["frame_index"],
-            "index/task": raw["task_index"],
+            "index/task": torch.tensor([self._task_numbers[task] for task in raw["task"]]),
         }
-        batch = self._teacher.preprocess(raw)
-        return {
-            **{name: value.numpy() for name, value in index.items()},
-            "valid": np.ones(len(rows), dtype=bool),
-            **self._hidden(batch, rows),
-            **self._inputs(batch),
-        }
+        return Prepared(
+            index={name: value.numpy() for name, value in index.items()},
+            batch=self._teacher.preprocess(raw),
+        )
+
+    def run(self, prepared: Prepared) -> Rows:
+        """Run the teacher; the arrays of the rows that were prepared."""
+        batch = prepared.batch
+        return {**prepared.index, **self._hidden(batch), **self._inputs(batch)}
 
     @torch.no_grad()
-    def _hidden(self, batch: Batch, rows: list[int]) -> Rows:
+    def _hidden(self, batch: Batch) -> Rows:
+        """The states of every layer; a row that is not finite in one is invalid and zero in all."""
         recipe = self._recipe
         features = self._teacher.adapter.features(
             self._teacher.policy,
@@ -98,20 +130,27 @@ class TeacherRows:
             layers=recipe.layers,
             with_actions=needs_action_tokens(recipe.pooling),
         )
-        stored: Rows = {}
-        for layer in recipe.layers:
-            pooled = pool(features.hidden[layer], features.masks, recipe.pooling)
-            _check_finite(pooled.vectors, rows, layer)
-            vectors = pooled.vectors.cpu().numpy()
-            stored[f"hidden/{recipe.stack}.{layer}"] = encode(vectors, recipe.dtype)
-            stored["hidden_mask"] = pooled.mask.cpu().numpy()
+        pooled = {
+            layer: pool(features.hidden[layer], features.masks, recipe.pooling)
+            for layer in recipe.layers
+        }
+        valid = _finite_rows([layer.vectors for layer in pooled.values()])
+        stored: Rows = {"valid": valid.cpu().numpy()}
+        for layer, states in pooled.items():
+            vectors = torch.where(valid[:, None, None], states.vectors, 0)
+            stored[f"hidden/{recipe.stack}.{layer}"] = encode(vectors.cpu().numpy(), recipe.dtype)
+            stored["hidden_mask"] = states.mask.cpu().numpy()
         return stored
 
     def _inputs(self, batch: Batch) -> Rows:
         keys = self._teacher.adapter.input_keys(
             self._teacher.policy, batch, with_actions=needs_action_tokens(self._recipe.pooling)
         )
-        return {f"inputs/{key}": pack(batch[key], as_bytes=key in self._as_bytes) for key in keys}
+        return {
+            f"inputs/{key}": pack(batch[key], as_bytes=key in self._as_bytes)
+            for key in keys
+            if key not in self._left_out
+        }
 
     def _specs(self, rows: Rows) -> dict[str, ArraySpec]:
         packed = {f"inputs/{key}" for key in self._as_bytes}
@@ -136,12 +175,6 @@ def _check_tokens(adapter: PolicyAdapter, pooling: Pooling) -> None:
         )
 
 
-def _check_finite(vectors: torch.Tensor, rows: list[int], layer: int) -> None:
-    finite = torch.isfinite(vectors).flatten(1).all(1)
-    if not finite.all():
-        bad = [row for row, fine in zip(rows, finite.tolist(), strict=True) if not fine]
-        raise CraftError(
-            f"The teacher gives hidden states that are not finite in layer {layer}.",
-            why=f"dataset frames {bad[:5]} ({len(bad)} in this batch) give NaN or infinity.",
-            fix="check these frames and the weights of the teacher; nothing was written.",
-        )
+def _finite_rows(layers: list[torch.Tensor]) -> torch.Tensor:
+    """[B] bool: which rows have no NaN or infinity in the vectors of any layer."""
+    return torch.stack([torch.isfinite(layer).flatten(1).all(1) for layer in layers]).all(0)

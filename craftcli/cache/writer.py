@@ -6,67 +6,69 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 import numpy.typing as npt
 
 from craftcli.cache.chunks import ArraySpec, commit_record
-from craftcli.cache.dtypes import decode, is_finite
+from craftcli.cache.disk import disk_full, sync
+from craftcli.cache.draft import Draft, Resumable
 from craftcli.cache.format import Manifest, layer_names
+from craftcli.cache.lock import BuildLock
 from craftcli.cache.places import (
     check_destination,
-    disk_full,
+    is_craft_cache,
     make_partial,
     move_into_place,
-    sync,
+    partial_folder,
+    place_of,
     try_remove,
 )
-from craftcli.cache.stats import LayerStats, Moments
+from craftcli.cache.processes import Processes
+from craftcli.cache.row_checks import check_arrays, check_finite, check_layout
 from craftcli.cache.store import (
-    commit_files,
     create_array,
-    create_group,
     metadata_files,
-    required_arrays,
-    row_files,
+    open_to_write,
     stats_files,
     update_manifest,
 )
-from craftcli.errors import CraftError
+
+ALONE = Processes()
 
 
 class CacheWriter:
     """Builds a cache beside its final place, and moves it there when it is complete.
 
-    Used as a context manager: leaving it without `finish` removes what was built, and whatever was
-    at `path` before stays as it was.
+    Used as a context manager: leaving it without `finish` removes what was built, or keeps it if
+    chunks of a resumable build are committed; what was at `path` before stays as it was.
     """
 
     def __init__(
         self,
         path: Path,
-        partial: Path,
-        manifest: Manifest,
-        arrays: Mapping[str, ArraySpec],
-        tasks: Sequence[str],
+        draft: Draft,
+        lock: BuildLock,
+        processes: Processes,
         *,
         overwrite: bool,
+        keep: bool,
     ) -> None:
         self.path = path
-        self.manifest = manifest
+        self.manifest = draft.manifest
+        self.reused = frozenset(
+            chunk for chunk in processes.own(self.manifest.chunk_count) if draft.is_done(chunk)
+        )
+        """Chunks of this process that an earlier build committed."""
+        self._draft = draft
+        self._lock = lock
+        self._processes = processes
         self._overwrite = overwrite
-        self._need = _total_bytes(manifest, arrays)
-        self._task_count = len(tasks)
-        self._partial = partial
-        self._committed: set[int] = set()
+        self._keep = keep
+        self._committed = set(self.reused)
         self._finished = False
-        specs = dict(sorted(arrays.items()))
-        self._files = row_files(partial, manifest, specs)
-        self._commit_files = commit_files(partial, manifest)
-        self._group = create_group(partial, manifest, specs, tasks)
-        self._arrays = {
-            name: create_array(self._group, files) for name, files in self._files.items()
-        }
-        self._commit = create_array(self._group, self._commit_files)
+        self._discarded = False
+        opened = open_to_write(draft.folder, [*draft.files.values(), draft.commit])
+        self._group, self._arrays = opened
+        self._commit = self._arrays.pop("commit")
 
     @classmethod
     def create(
@@ -77,23 +79,44 @@ class CacheWriter:
         *,
         tasks: Sequence[str],
         overwrite: bool,
+        resumable: Resumable | None = None,
+        processes: Processes = ALONE,
     ) -> Self:
         """Begin a cache of the arrays `<group>/<name>` at `path`; nothing is there until `finish`.
 
+        With several `processes`, each of them does this and writes its own chunks.
+
         Raises:
-            CraftError: `path` is taken or cannot be written.
+            CraftError: `path` is taken or cannot be written, or what is to be resumed differs.
             ValueError: `arrays` does not fit the manifest.
         """
-        _check_arrays(manifest, arrays)
-        # A link is followed, so that the replacement lands on the disk the link points to.
-        path = path.resolve() if path.is_symlink() else path.absolute()
-        partial = make_partial(path, overwrite=overwrite)
-        manifest = replace(manifest, complete=False)
+        check_arrays(manifest, arrays)
+        path = place_of(path)
+        draft = Draft(
+            folder=partial_folder(path),
+            manifest=replace(manifest, complete=False),
+            arrays=dict(sorted(arrays.items())),
+            tasks=tasks,
+            settings=resumable.settings if resumable else {},
+        )
+        lock = BuildLock(path, processes)
         try:
-            with disk_full(path, _total_bytes(manifest, arrays)):
-                return cls(path, partial, manifest, arrays, tasks, overwrite=overwrite)
+            if processes.is_first:
+                lock.acquire()
+                resume = resumable is not None and resumable.resume
+                with disk_full(path, draft.total_bytes):
+                    _prepare(draft, path, overwrite=overwrite, resume=resume)
+                lock.admit()
+            processes.wait()
+            if not processes.is_first:
+                lock.join()
+                draft.check_same()
+            # From here on everyone holds the lock, so that nobody writes into a later build.
+            processes.wait()
+            keep = resumable is not None
+            return cls(path, draft, lock, processes, overwrite=overwrite, keep=keep)
         except BaseException:
-            try_remove(partial)
+            lock.release()
             raise
 
     def __repr__(self) -> str:
@@ -109,8 +132,11 @@ class CacheWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self._finished:
-            try_remove(self._partial)
+        # While other processes may still be writing, a folder cannot be removed from under them.
+        useless = self._processes.alone and not (self._keep and self._committed)
+        if not self._finished and self._processes.is_first and (self._discarded or useless):
+            try_remove(self._draft.folder)
+        self._lock.release(done=self._finished or self._discarded)
 
     def write_chunk(self, chunk: int, rows: Mapping[str, npt.NDArray[Any]]) -> None:
         """Write the rows of one chunk to every array, then the chunk's commit record.
@@ -122,97 +148,80 @@ class CacheWriter:
         where = self.manifest.chunk_rows(chunk)
         if chunk in self._committed:
             raise ValueError(f"chunk {chunk} is already committed")
-        self._check_layout(where, rows)
-        self._check_finite(where, rows)
-        with disk_full(self.path, self._need):
+        if chunk not in self._processes.own(self.manifest.chunk_count):
+            raise ValueError(f"chunk {chunk} belongs to another process")
+        draft = self._draft
+        check_layout(draft.arrays, where.stop - where.start, len(draft.tasks), rows)
+        check_finite(self.manifest, where.start, rows)
+        with disk_full(self.path, draft.total_bytes):
             for name, array in self._arrays.items():
                 array[where] = rows[name]
-            sync(self._partial, [files.file(chunk) for files in self._files.values()])
-            self._commit[chunk] = commit_record(self._files.values(), chunk)
-            sync(self._partial, [self._commit_files.file(chunk)])
+            sync(draft.folder, [files.file(chunk) for files in draft.files.values()])
+            self._commit[chunk] = commit_record(draft.files.values(), chunk)
+            sync(draft.folder, [draft.commit.file(chunk)])
         self._committed.add(chunk)
 
+    def read_all(self, name: str) -> npt.NDArray[Any]:
+        """All rows of an array, once every process has written its chunks."""
+        return self._draft.read_all(name)
+
+    def discard(self) -> None:
+        """Keep nothing, though there are committed chunks: they are of no use to anybody."""
+        self._processes.wait()
+        self._discarded = True
+
     def finish(self) -> None:
-        """Add the statistics, mark the cache complete and move it to its place."""
-        missing = self.manifest.chunk_count - len(self._committed)
-        if missing:
-            raise ValueError(f"{missing} of {self.manifest.chunk_count} chunks are not written")
-        with disk_full(self.path, self._need):
+        """Wait for every process; the first adds the statistics and moves the cache to its place.
+
+        Raises:
+            CraftError: the disk is full, or the place was taken meanwhile.
+            ValueError: chunks are missing.
+        """
+        own = self._processes.own(self.manifest.chunk_count)
+        self._require(len(own) - len(self._committed))
+        self._processes.wait()
+        if self._processes.is_first:
+            self._complete()
+        self._finished = True
+
+    def _complete(self) -> None:
+        draft, chunks = self._draft, range(self.manifest.chunk_count)
+        of_others = (chunk for chunk in chunks if chunk not in self._committed)
+        self._require(sum(not draft.is_sealed(chunk) for chunk in of_others))
+        with disk_full(self.path, draft.total_bytes):
             stats = self._write_stats()
             self.manifest = replace(self.manifest, complete=True)
             update_manifest(self._group, self.manifest)
-            sync(self._partial, metadata_files(self._partial, [*self._files, "commit", *stats]))
+            sync(draft.folder, metadata_files(draft.folder, stats))
         check_destination(self.path, overwrite=self._overwrite)
-        move_into_place(self._partial, self.path)
-        self._finished = True
+        draft.strip()
+        move_into_place(draft.folder, self.path)
 
-    def _check_layout(self, where: slice, rows: Mapping[str, npt.NDArray[Any]]) -> None:
-        if rows.keys() != self._files.keys():
-            wrong = sorted(rows.keys() ^ self._files.keys())
-            raise ValueError(f"arrays missing or unknown: {', '.join(wrong)}")
-        for name, files in self._files.items():
-            shape = (where.stop - where.start, *files.spec.shape)
-            if rows[name].shape != shape or rows[name].dtype != np.dtype(files.spec.dtype):
-                got = f"{rows[name].dtype} {rows[name].shape}"
-                raise ValueError(f"{name} must be {files.spec.dtype} {shape}, got {got}")
-        tasks = rows["index/task"][rows["valid"]]
-        if ((tasks < 0) | (tasks >= self._task_count)).any():
-            raise ValueError(f"index/task goes beyond the {self._task_count} tasks")
-
-    def _check_finite(self, where: slice, rows: Mapping[str, npt.NDArray[Any]]) -> None:
-        if "hidden" not in self.manifest.kinds:
-            return
-        targets = rows["hidden_mask"] & rows["valid"][:, None]
-        for layer in layer_names(self.manifest):
-            finite = is_finite(rows[f"hidden/{layer}"], self.manifest.dtype).all(axis=2)
-            bad = np.flatnonzero((targets & ~finite).any(axis=1))
-            if bad.size:
-                raise CraftError(
-                    "The teacher's hidden states are not finite.",
-                    why=f"row {where.start + bad[0]} of layer {layer} has NaN or infinity.",
-                    fix="run the teacher in a wider dtype, or leave such samples out.",
-                )
+    def _require(self, missing: int) -> None:
+        if missing:
+            raise ValueError(f"{missing} of {self.manifest.chunk_count} chunks are not written")
 
     def _write_stats(self) -> list[str]:
         """Write the statistics of every layer; the names of the arrays."""
         written: list[str] = []
         for layer in layer_names(self.manifest) if "hidden" in self.manifest.kinds else []:
-            result = self._layer_stats(layer)
-            for entry, files in stats_files(self._partial, self.manifest, layer).items():
+            result = self._draft.layer_stats(layer)
+            for entry, files in stats_files(self._draft.folder, self.manifest, layer).items():
                 create_array(self._group, files)[:] = getattr(result, entry)
-                sync(self._partial, [files.file(0)])
+                sync(self._draft.folder, [files.file(0)])
                 written.append(files.name)
         return written
 
-    def _layer_stats(self, layer: str) -> LayerStats:
-        """Reads the layer back, which also proves that what was written can be read."""
-        hidden, mask, valid = (
-            self._files[name] for name in (f"hidden/{layer}", "hidden_mask", "valid")
-        )
-        moments = Moments(self.manifest.vectors, self.manifest.dim)
-        for chunk in range(self.manifest.chunk_count):
-            targets = mask.load(chunk) & valid.load(chunk)[:, None]
-            moments.update(decode(hidden.load(chunk), self.manifest.dtype), targets)
-        return moments.result()
 
-
-def _total_bytes(manifest: Manifest, arrays: Mapping[str, ArraySpec]) -> int:
-    return manifest.rows * sum(spec.row_bytes for spec in arrays.values())
-
-
-def _check_arrays(manifest: Manifest, arrays: Mapping[str, ArraySpec]) -> None:
-    required = required_arrays(manifest)
-    problems = [
-        f"{name} must be {spec}, got {arrays.get(name)}"
-        for name, spec in required.items()
-        if arrays.get(name) != spec
-    ]
-    for name in arrays:
-        if name == "commit" or name.startswith("stats/"):
-            problems.append(f"{name} is a name craft writes itself")
-        if name not in required and name.startswith(("hidden", "index/")):
-            problems.append(f"{name} is not in the manifest")
-        if any(part in ("", ".", "..") for part in name.split("/")):
-            problems.append(f"{name!r} is no array name")
-    if problems:
-        raise ValueError("; ".join(problems))
+def _prepare(draft: Draft, path: Path, *, overwrite: bool, resume: bool) -> None:
+    """Have the folder of the draft there, with its arrays and maybe with committed chunks."""
+    folder = make_partial(path, overwrite=overwrite, resume=resume)
+    if is_craft_cache(folder):
+        draft.check_same()
+        draft.clean()
+        return
+    try:
+        draft.begin()
+    except BaseException:
+        try_remove(folder)
+        raise

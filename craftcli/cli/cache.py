@@ -1,19 +1,19 @@
 """`craft cache`: build anchor caches and look into them."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import typer
 
-from craftcli.cli.options import AsJson, Debug, epilog, guarded, settings_command
+from craftcli.cli import cache_tools, inspect
+from craftcli.cli.options import epilog, settings_command
 from craftcli.cli.output import Output, size
 from craftcli.cli.quiet import quiet_libraries
 from craftcli.config import CacheConfig, Source
-from craftcli.errors import EXIT_CHECK_FAILED, CraftError
 
 if TYPE_CHECKING:
-    from craftcli.cache.build import BuildPlan
-    from craftcli.cache.summary import CacheSummary
+    from craftcli.cache.build import BuildPlan, BuildReport
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -34,24 +34,29 @@ app = typer.Typer(
 )
 def build(source: Source[CacheConfig], output: Output) -> None:
     """Build a cache."""
+    from craftcli.cache.places import check_place
+    from craftcli.cache.processes import Processes
+
     config = source.settings
+    quiet_libraries(debug=output.debug)
+    if not Processes.from_environment().is_first:
+        _assist(config)
+        return
+    check_place(config.output, overwrite=config.overwrite, resume=config.resume)
     with output.status("Loading the policy ..."):
-        quiet_libraries(debug=output.debug)
         from craftcli.cache.build import build_cache
-        from craftcli.cache.places import check_destination
         from craftcli.cache.reader import CacheReader
         from craftcli.cache.summary import summarize
         from craftcli.demo.datasets import OLD
         from craftcli.engine.session import data_status, open_anchor_data, open_policy
 
-        check_destination(config.output, overwrite=config.overwrite)
         teacher = open_policy(config)
     with output.status(data_status(config, OLD)):
         dataset = open_anchor_data(config, teacher)
     if config.is_demo:
         output.note("Using the built-in demo: its policy as teacher, its old task as data.")
-    with output.progress(config.samples, "rows") as advance:
-        build_cache(
+    with output.progress(config.samples, "rows") as advance, _told_what_is_kept(config, output):
+        report = build_cache(
             config,
             teacher,
             dataset,
@@ -59,9 +64,50 @@ def build(source: Source[CacheConfig], output: Output) -> None:
             on_rows=advance,
         )
     summary = summarize(CacheReader.open(config.output))
+    _warn_of_invalid(report, output)
     output.say(f"Wrote {config.output}: {summary.rows} rows, {size(summary.size_bytes)} on disk.")
     output.note("Next: craft cache inspect, then craft train --mode hidden.")
-    output.json(summary.to_json())
+    output.json(
+        {
+            **summary.to_json(),
+            "invalid_indices": list(report.invalid),
+            "chunks_reused": report.reused,
+        }
+    )
+
+
+def _assist(config: CacheConfig) -> None:
+    """Compute a share of the chunks beside the first process, which does the talking."""
+    from craftcli.cache.build import build_cache
+    from craftcli.engine.session import open_anchor_data, open_policy
+
+    teacher = open_policy(config)
+    dataset = open_anchor_data(config, teacher)
+    build_cache(config, teacher, dataset, on_plan=lambda _: None, on_rows=lambda _: None)
+
+
+@contextmanager
+def _told_what_is_kept(config: CacheConfig, output: Output) -> Iterator[None]:
+    """Say what a build that breaks off leaves to go on with."""
+    from craftcli.cache.places import find_unfinished
+
+    before = find_unfinished(config.output)
+    try:
+        yield
+    except BaseException:
+        kept = find_unfinished(config.output)
+        if kept and kept != before:
+            output.note(f"Kept {kept}: craft cache build --resume goes on from there.")
+        raise
+
+
+def _warn_of_invalid(report: "BuildReport", output: Output) -> None:
+    if report.invalid:
+        first = ", ".join(map(str, report.invalid[:5]))
+        output.warn(
+            f"{len(report.invalid)} of {report.rows} rows are not finite and will not be trained "
+            f"on: dataset frames {first}{' ...' if len(report.invalid) > 5 else ''}."
+        )
 
 
 def _announce(plan: "BuildPlan", config: CacheConfig, output: Output) -> None:
@@ -77,74 +123,5 @@ def _announce(plan: "BuildPlan", config: CacheConfig, output: Output) -> None:
     )
 
 
-@app.command(
-    help="Show what a cache holds and where it came from.",
-    epilog=epilog("craft cache inspect", "craft cache inspect anchors.zarr --verify --json"),
-)
-def inspect(
-    path: Annotated[Path, typer.Argument(help="The cache.")] = Path("anchors.zarr"),
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Check every chunk against its checksum.")
-    ] = False,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Show a cache."""
-
-    def act(output: Output) -> None:
-        from craftcli.cache.reader import CacheReader
-        from craftcli.cache.summary import summarize
-
-        reader = CacheReader.open(path)
-        if verify:
-            _require_sound(reader.verify(), path)
-        summary = summarize(reader)
-        _show(summary, output)
-        if verify:
-            output.say(f"Verified: all {summary.chunks} chunks match their checksums.")
-        output.json({**summary.to_json(), "verified": verify})
-
-    guarded(act, as_json=as_json, debug=debug)
-
-
-def _require_sound(problems: list[str], path: Path) -> None:
-    if problems:
-        raise CraftError(
-            f"The cache {path} is damaged.",
-            why="; ".join(problems) + ".",
-            fix="rebuild it with craft cache build --overwrite.",
-            exit_code=EXIT_CHECK_FAILED,
-        )
-
-
-def _show(summary: "CacheSummary", output: Output) -> None:
-    teacher, dataset = summary.teacher, summary.dataset
-    output.table(
-        f"Cache {summary.path}",
-        {
-            "Rows": f"{summary.rows} ({summary.valid_rows} valid) in {summary.chunks} chunks",
-            "Complete": "yes" if summary.complete else "no",
-            "Layers": f"{', '.join(map(str, summary.layers))} of {summary.layer_count} "
-            f"in stack {summary.stack}",
-            "Pooling": f"{summary.pooling}: {summary.vectors} vectors of {summary.dim} a layer",
-            "Stored as": f"{summary.dtype}, images {summary.images}",
-            "Size": f"{size(summary.size_bytes)}, {size(round(summary.bytes_per_row))} a row",
-            "Teacher": f"{teacher.source} ({teacher.policy_type}, {teacher.dtype}), "
-            f"weights {teacher.weights_digest[:12]}",
-            "Dataset": f"{dataset.repo_id}: {dataset.episodes} episodes, {dataset.frames} frames, "
-            f"fingerprint {dataset.fingerprint[:12]}",
-            "Selection": f"{summary.sampling}, seed {summary.seed}, "
-            f"{summary.episodes} episodes sampled",
-            "Built": f"{summary.created} with "
-            + ", ".join(f"{name} {version}" for name, version in summary.versions.items()),
-        },
-    )
-    output.table(
-        "Norm of the hidden states",
-        {
-            norms.layer: f"mean {norms.mean:.3f}, std {norms.std:.3f}, "
-            f"range {norms.min:.3f} to {norms.max:.3f}, variance {norms.scalar_variance:.4g}"
-            for norms in summary.layer_norms
-        },
-    )
-    output.table("Rows by task", {task: str(rows) for task, rows in summary.tasks.items()})
+inspect.register(app)
+cache_tools.register(app)

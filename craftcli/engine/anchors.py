@@ -1,5 +1,7 @@
 """Anchor rows as the student meets them: the teacher's inputs and what it made of them."""
 
+import functools
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -14,9 +16,16 @@ from craftcli.cache.format import Manifest, layer_names
 from craftcli.cache.inputs import unpack
 from craftcli.cache.reader import CacheReader
 from craftcli.cache.stats import scalar_variance
+from craftcli.engine.reference_images import ReferenceImages
 from craftcli.errors import CraftError
 
 _INPUTS = "inputs/"
+
+
+@functools.cache
+def _decoder() -> ThreadPoolExecutor:
+    """One thread for all: decoders and tokenizers are not made for several at once."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="anchor-images")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,10 +43,25 @@ class AnchorBatch:
 class AnchorSet:
     """The valid rows of a cache, drawn in an order that is a pure function of the seed."""
 
-    def __init__(self, reader: CacheReader, *, batch_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        reader: CacheReader,
+        *,
+        batch_size: int,
+        seed: int,
+        images: ReferenceImages | None = None,
+    ) -> None:
+        if reader.manifest.images == "reference" and images is None:
+            raise CraftError(
+                f"The cache {reader.path} does not hold its images.",
+                why=f"they stayed in the dataset {reader.manifest.dataset.repo_id}.",
+                fix="open it with that dataset, or rebuild it with --images embed.",
+            )
         self._reader = reader
         self._batch_size = batch_size
         self._seed = seed
+        self._images = images
+        self._ahead: dict[int, Future[AnchorBatch]] = {}
         self._rows = np.flatnonzero(reader.read_all("valid"))
         self._input_names = [n for n in reader.array_names() if n.startswith(_INPUTS)]
         if len(self._rows) < batch_size:
@@ -49,7 +73,9 @@ class AnchorSet:
         self.variances = self._read_variances()
 
     @classmethod
-    def open(cls, path: Path, *, batch_size: int, seed: int) -> Self:
+    def open(
+        cls, path: Path, *, batch_size: int, seed: int, images: ReferenceImages | None = None
+    ) -> Self:
         """Open a cache that holds hidden states."""
         reader = CacheReader.open(path)
         if "hidden" not in reader.manifest.kinds:
@@ -58,7 +84,7 @@ class AnchorSet:
                 why=f"it holds {', '.join(reader.manifest.kinds)}.",
                 fix="build one with craft cache build.",
             )
-        return cls(reader, batch_size=batch_size, seed=seed)
+        return cls(reader, batch_size=batch_size, seed=seed, images=images)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -72,7 +98,18 @@ class AnchorSet:
         return self._reader.manifest
 
     def batch(self, number: int, device: torch.device) -> AnchorBatch:
-        """The batch of that number in an endless walk over the rows, reshuffled every round."""
+        """The batch of that number in an endless walk over the rows, reshuffled every round.
+
+        While it is used, a thread decodes the images of the next.
+        """
+        if self._images is None:
+            return self._numbered(number, device)
+        waiting = self._ahead.pop(number, None)
+        batch = waiting.result() if waiting else self._numbered(number, device)
+        self._ahead = {number + 1: _decoder().submit(self._numbered, number + 1, device)}
+        return batch
+
+    def _numbered(self, number: int, device: torch.device) -> AnchorBatch:
         return self.read(self._rows[self._positions(number)], device)
 
     def read(self, rows: NDArray[Any], device: torch.device) -> AnchorBatch:
@@ -83,6 +120,10 @@ class AnchorSet:
             ).to(device)
             for name in self._input_names
         }
+        if self._images is not None:
+            frames = self._reader.read("index/dataset_index", rows).tolist()
+            images = self._images.read(frames)
+            inputs |= {key: image.to(device) for key, image in images.items()}
         targets = {
             layer: torch.from_numpy(
                 decode(self._reader.read(f"hidden/{layer}", rows), self.manifest.dtype)

@@ -26,6 +26,16 @@ class SelfCheck:
         return self.drift <= self.tolerance
 
 
+def check_known(manifest: Manifest, *, cache: str) -> None:
+    """Refuse a cache whose rows no policy of ours can be shown as the teacher saw them."""
+    if not manifest.teacher.weights_digest:
+        raise CraftError(
+            f"The cache {cache} cannot be trained with.",
+            why="it was imported: its teacher is unknown, and its inputs are another program's.",
+            fix="rebuild it from the teacher and the data with craft cache build.",
+        )
+
+
 def check_identity(manifest: Manifest, student: TeacherIdentity, *, cache: str) -> None:
     """Refuse a cache that another teacher made, naming what differs."""
     teacher = manifest.teacher
@@ -39,7 +49,8 @@ def check_identity(manifest: Manifest, student: TeacherIdentity, *, cache: str) 
         why=f"its {', '.join(differing)} differ: {first} is {_short(getattr(teacher, first))} in "
         f"the cache (from {teacher.source}) and {_short(getattr(student, first))} for "
         f"{student.source}.",
-        fix="give --policy the teacher of the cache, or rebuild it with craft cache build.",
+        fix="give --policy the teacher of the cache, or rebuild it with craft cache build; to hold "
+        "a different student to this teacher, add --other-student.",
     )
 
 

@@ -1,15 +1,18 @@
 """Opening what a command works on: policy, datasets and anchors, the user's or the demo's."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from craftcli.cache.reader import CacheReader
 from craftcli.config import PolicyAndData, TrainConfig
 from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER
 from craftcli.demo.datasets import NEW, OLD, DemoDataset, demo_root, ensure_dataset
 from craftcli.engine.anchors import AnchorSet
-from craftcli.engine.compatibility import check_identity
+from craftcli.engine.compatibility import check_identity, check_known
+from craftcli.engine.reference_images import open_reference_images
 from craftcli.engine.retention import Retention
 from craftcli.errors import EXIT_USAGE, CraftError
 from craftcli.policies.data import open_dataset
@@ -42,8 +45,16 @@ def data_status(config: PolicyAndData, for_demo: DemoDataset) -> str:
 
 def open_retention(config: TrainConfig, student: Checkpoint, cache: Path) -> Retention:
     """The constraint from a cache that this very student's weights and processor made."""
-    anchors = AnchorSet.open(cache, batch_size=config.anchor_batch_size, seed=config.seed)
-    check_identity(anchors.manifest, teacher_identity(student), cache=str(cache))
+    manifest = CacheReader.open(cache).manifest
+    check_known(manifest, cache=str(cache))
+    if not config.other_student:
+        check_identity(manifest, teacher_identity(student), cache=str(cache))
+    images = None
+    if manifest.images == "reference":
+        images = open_reference_images(manifest.dataset, student, root=config.anchor_root)
+    anchors = AnchorSet.open(
+        cache, batch_size=config.anchor_batch_size, seed=config.seed, images=images
+    )
     return Retention(anchors, student.policy, student.adapter, config, total_steps=config.steps)
 
 
@@ -51,7 +62,8 @@ def choose_device(wanted: str) -> str:
     """The device to compute on; `auto` is the best there is."""
     if wanted == "auto":
         if torch.cuda.is_available():
-            return "cuda"
+            # Under torchrun every process of a machine gets a GPU of its own.
+            return f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
         return "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         torch.empty(0, device=wanted)

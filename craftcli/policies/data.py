@@ -86,6 +86,7 @@ class Remembered(Dataset[Batch]):
     """
 
     def __init__(self, dataset: Any) -> None:
+        self.meta = dataset.meta
         self._dataset = dataset
         self._items: dict[int, Batch] = {}
 

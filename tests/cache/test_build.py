@@ -7,32 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from craftcli.cache.build import build_cache
 from craftcli.cache.reader import CacheReader
-from craftcli.cache.selection import select_rows
 from craftcli.cache.teacher_rows import resolve_recipe
-from craftcli.choices import Pooling
+from craftcli.choices import Images, Pooling
 from craftcli.config import CacheConfig
-from craftcli.errors import EXIT_USAGE, CraftError
-
-
-@given(st.integers(1, 200), st.data())
-@settings(deadline=None, derandomize=True, max_examples=40)
-def test_selected_rows_are_different_sorted_and_seeded(frames: int, data: st.DataObject) -> None:
-    samples = data.draw(st.integers(1, frames))
-    rows = select_rows(frames, samples, seed=3)
-    assert rows == sorted(set(rows)) == select_rows(frames, samples, seed=3)
-    assert len(rows) == samples
-    assert 0 <= rows[0] <= rows[-1] < frames
-
-
-def test_more_samples_than_frames_names_the_frames() -> None:
-    with pytest.raises(CraftError, match=r"Cannot select 11.*10 frames.*--samples 10") as caught:
-        select_rows(10, 11, seed=0)
-    assert caught.value.exit_code == EXIT_USAGE
 
 
 def test_defaults_are_the_familys(teacher: Any) -> None:
@@ -90,7 +70,7 @@ def test_chunks_and_batches_of_any_length_store_the_same_rows(
     from craftcli.cache import build as module
 
     whole = CacheReader.open(build(tmp_path / "a.zarr", samples=11, batch_size=4))
-    monkeypatch.setattr(module, "rows_per_chunk", lambda widest, rows: 3)
+    monkeypatch.setattr(module, "rows_per_chunk", lambda widest, rows, target: 3)
     pieces = CacheReader.open(build(tmp_path / "b.zarr", samples=11, batch_size=2))
     assert (whole.manifest.chunk_count, pieces.manifest.chunk_count) == (1, 4)
     for name in whole.array_names():
@@ -109,7 +89,7 @@ def test_action_tokens_are_stored_only_where_they_are_read(
 
 def test_progress_counts_every_row(teacher: Any, old_data: Any, tmp_path: Path) -> None:
     plans, done = [], []
-    config = CacheConfig(output=tmp_path / "a.zarr", samples=10, batch_size=4)
+    config = CacheConfig(output=tmp_path / "a.zarr", samples=10, batch_size=4, images=Images.EMBED)
     build_cache(config, teacher, old_data, on_plan=plans.append, on_rows=done.append)
     assert done == [4, 4, 2]
     (plan,) = plans

@@ -4,6 +4,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import google_crc32c
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from craftcli.cache import chunks
 from craftcli.cache.chunks import ArraySpec, ChunkFiles, DamagedChunkError, commit_record
 
 
@@ -56,6 +58,10 @@ def test_chunks_joined_are_the_rows(
         joined = np.concatenate([files.load(chunk) for chunk in range(count)])
         assert joined.dtype == values.dtype
         np.testing.assert_array_equal(joined, values)
+        copied = np.empty(files.shape, files.stored_dtype)
+        for chunk in range(count):
+            files.load_into(chunk, copied[chunk * chunk_rows : (chunk + 1) * chunk_rows])
+        np.testing.assert_array_equal(copied, values)
         assert [files.damage(chunk) for chunk in range(count)] == [None] * count
 
 
@@ -109,6 +115,49 @@ def test_damage_is_named(files: ChunkFiles, harm: Callable[[Path], None], proble
     assert files.damage(1) is None
     with pytest.raises(DamagedChunkError, match="rows 8 to 9"):
         files.load(2)
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 5, 16, 48, 49])
+def test_a_file_is_read_piece_by_piece(
+    files: ChunkFiles, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
+    expected = files.load(2).copy()
+    monkeypatch.setattr(chunks, "_PIECE_BYTES", piece_bytes)
+    out = np.empty((2, 3), np.float32)
+    files.load_into(2, out)
+    np.testing.assert_array_equal(out, expected)
+    assert files.damage(2) is None
+    flip(files.file(2))
+    assert files.damage(2)
+    with pytest.raises(DamagedChunkError, match="checksum does not match"):
+        files.load_into(2, out)
+
+
+def test_a_sealed_chunk_must_have_that_checksum(files: ChunkFiles) -> None:
+    out = np.empty((4, 3), np.float32)
+    files.load(0, sealed=files.checksum(0))
+    files.load_into(0, out, sealed=files.checksum(0))
+    for load in (files.load, lambda chunk, **how: files.load_into(chunk, out, **how)):
+        with pytest.raises(DamagedChunkError, match=r"rows 0 to 3\): the file was replaced"):
+            load(0, sealed=files.checksum(1))
+    with pytest.raises(DamagedChunkError, match="replaced"):
+        files.load(0, check=False, sealed=files.checksum(1))
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_damaged(
+    files: ChunkFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truncate(files.file(0))
+    sizes = SimpleNamespace(st_size=52)
+    monkeypatch.setattr(chunks.os, "fstat", lambda _: sizes)
+    assert files.damage(0) == "a/b chunk 0 (rows 0 to 3): the file cannot be read (it ended early)"
+
+
+@pytest.mark.parametrize("harm", [truncate, Path.unlink])
+def test_a_damaged_file_has_no_checksum(files: ChunkFiles, harm: Callable[[Path], None]) -> None:
+    harm(files.file(1))
+    with pytest.raises(DamagedChunkError, match="a/b chunk 1"):
+        files.checksum(1)
 
 
 def test_the_checksum_is_only_compared_when_asked(files: ChunkFiles) -> None:

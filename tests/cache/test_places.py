@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
+from craftcli.cache.disk import disk_full, sync
 from craftcli.cache.places import (
     check_destination,
-    disk_full,
+    check_place,
+    find_unfinished,
     is_craft_cache,
     make_partial,
     missing_cache,
     move_into_place,
-    sync,
     try_remove,
 )
 from craftcli.errors import CraftError
@@ -123,6 +124,62 @@ def test_a_killed_build_is_cleared_away(tmp_path: Path) -> None:
     fill(make_partial(path, overwrite=False), "half")
     assert "half-built" in missing_cache(path).why
     assert list(make_partial(path, overwrite=False).iterdir()) == []
+
+
+def begin(path: Path, committed: int) -> Path:
+    """A killed build of a cache of 10 rows in 4 chunks."""
+    partial = make_partial(path, overwrite=False)
+    fill(partial, "half")
+    manifest = {"rows": 10, "rows_per_chunk": 3}
+    (partial / "zarr.json").write_text(json.dumps({"attributes": {"craft": manifest}}))
+    (partial / "commit/c").mkdir(parents=True)
+    (partial / "commit/c/3.0123abcd.partial").write_text("")
+    for chunk in range(committed):
+        (partial / f"commit/c/{chunk}").write_text("")
+    return partial
+
+
+def test_committed_chunks_of_a_killed_build_stay_until_someone_decides(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr"
+    partial = begin(path, committed=2)
+    assert str(find_unfinished(path)) == f"2 of 4 chunks in {partial}"
+    before = tree(tmp_path)
+    for refuse in (
+        make_partial,
+        lambda p, overwrite: check_place(p, overwrite=False, resume=False),
+    ):
+        with pytest.raises(CraftError, match=r"2 of 4 chunks.*--resume.*--overwrite"):
+            refuse(path, overwrite=False)
+    check_place(path, overwrite=False, resume=True)
+    check_place(path, overwrite=True, resume=False)
+    assert make_partial(path, overwrite=False, resume=True) == partial
+    assert tree(tmp_path) == before
+    assert list(make_partial(path, overwrite=True).iterdir()) == []
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_killed_build_without_a_committed_chunk_is_cleared_away(
+    tmp_path: Path, resume: bool
+) -> None:
+    path = tmp_path / "a.zarr"
+    begin(path, committed=0)
+    assert find_unfinished(path) is None
+    check_place(path, overwrite=False, resume=resume)
+    assert list(make_partial(path, overwrite=False, resume=resume).iterdir()) == []
+
+
+def test_a_folder_without_rights_is_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "not/yet/a.zarr"
+    check_place(path, overwrite=False, resume=False)
+    # Permission bits do not stop root, as whom tests often run.
+    monkeypatch.setattr(os, "access", lambda folder, mode: folder != tmp_path)
+    with pytest.raises(CraftError, match=f"{tmp_path} cannot be written by you"):
+        check_place(path, overwrite=False, resume=False)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CraftError, match="file is not a folder"):
+        check_place(tmp_path / "file/a.zarr", overwrite=False, resume=False)
 
 
 def test_an_overwrite_killed_between_its_moves_is_undone(place: Path) -> None:

@@ -359,11 +359,12 @@ def test_a_missing_path_is_told_from_a_half_built_one(tmp_path: Path) -> None:
     with pytest.raises(CraftError, match="nothing is there"):
         CacheReader.open(path)
     manifest = make_manifest()
-    CacheWriter.create(path, manifest, make_arrays(manifest), tasks=TASKS, overwrite=False)
-    with pytest.raises(CraftError, match="half-built"):
-        CacheReader.open(path)
-    with pytest.raises(CraftError, match="incomplete"):
-        CacheReader.open(tmp_path / "anchors.zarr.partial")
+    arrays = make_arrays(manifest)
+    with CacheWriter.create(path, manifest, arrays, tasks=TASKS, overwrite=False):
+        with pytest.raises(CraftError, match="half-built"):
+            CacheReader.open(path)
+        with pytest.raises(CraftError, match="incomplete"):
+            CacheReader.open(tmp_path / "anchors.zarr.partial")
     write(path, manifest, make_rows(manifest))
     assert CacheReader.open(path).verify() == []
 

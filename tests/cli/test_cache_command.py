@@ -47,7 +47,7 @@ def inspected(craft: Callable[..., Any], path: Path, *options: str) -> dict[str,
 def test_build_estimates_the_size_before_it_writes(built: tuple[Any, Path]) -> None:
     result, path = built
     plan, what, done = result.stdout.splitlines()
-    assert plan.startswith("Storing 16 rows of about 12.5 KiB, 200.2 KiB in all, to ")
+    assert plan.startswith("Storing 16 rows of about 5.8 KiB, 92.2 KiB in all, to ")
     assert what == ("Layers 2 (-2), 3 (-1) of 4 in stack vlm, pooling action_tokens, float32")
     assert done.startswith(f"Wrote {path}: 16 rows, ")
     assert (path / "zarr.json").is_file()
@@ -116,11 +116,11 @@ def test_inspect_shows_what_is_in_the_cache(craft: Callable[..., Any], built: An
         "Complete yes",
         "Layers 2, 3 of 4 in stack vlm",
         "Pooling action_tokens: 11 vectors of 64 a layer",
-        "Stored as float32, images embedded",
-        "KiB, 12.5 KiB a row",
+        "Stored as float32, images reference",
+        "KiB, 5.8 KiB a row",
         "craft_tiny_pi0_fast, float32",
         "Dataset craft-demo/old: 180 episodes, 720 frames",
-        "Selection seed 0",
+        "Selection uniform, seed 0",
         "Norm of the hidden states vlm.2 mean ",
         " vlm.3 mean ",
         "reach the red block",
@@ -177,11 +177,12 @@ def test_overwrite_replaces_a_cache(craft: Callable[..., Any], tmp_path: Path) -
     assert [entry.name for entry in tmp_path.iterdir()] == ["anchors.zarr"]
 
 
-def test_a_build_takes_the_place_of_one_that_was_killed(
+def test_a_build_takes_the_place_of_one_that_was_killed_when_asked(
     craft: Callable[..., Any], cache: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(cache, tmp_path / "anchors.zarr.partial")
-    assert craft(*BUILD).exit_code == 0
+    assert craft(*BUILD).exit_code == 1
+    assert craft(*BUILD, "--overwrite").exit_code == 0
     assert inspected(craft, tmp_path / "anchors.zarr")["rows"] == 16
     assert [entry.name for entry in tmp_path.iterdir()] == ["anchors.zarr"]
 

@@ -12,7 +12,17 @@ import pytest
 from craftcli import __version__
 from craftcli.errors import CraftError
 
-COMMANDS = ["", "cache", "cache build", "cache inspect", "train", "dryrun"]
+COMMANDS = [
+    "",
+    "cache",
+    "cache build",
+    "cache inspect",
+    "cache import",
+    "cache merge",
+    "cache export",
+    "train",
+    "dryrun",
+]
 HEAVY = {"torch", "lerobot", "zarr", "transformers", "numpy"}
 
 EVERY_HELP = f"""

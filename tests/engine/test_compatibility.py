@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from craftcli.config import TrainConfig
-from craftcli.engine.compatibility import check_identity, require_self_check, self_check
+from craftcli.engine.compatibility import (
+    check_identity,
+    check_known,
+    require_self_check,
+    self_check,
+)
 from craftcli.engine.session import open_retention
 from craftcli.errors import EXIT_CHECK_FAILED, CraftError
 from craftcli.policies.identity import teacher_identity
@@ -47,3 +52,13 @@ def test_where_the_teacher_was_loaded_from_does_not_matter(teacher: Any, cache: 
     retention = open_retention(TrainConfig(anchor_batch_size=8), teacher, cache)
     moved = replace(teacher_identity(teacher), source="elsewhere", revision="main")
     check_identity(retention.anchors.manifest, moved, cache="c.zarr")
+
+
+def test_a_cache_of_an_unknown_teacher_is_refused_for_any_student(
+    teacher: Any, cache: Path
+) -> None:
+    manifest = open_retention(TrainConfig(anchor_batch_size=8), teacher, cache).anchors.manifest
+    imported = replace(manifest, teacher=replace(manifest.teacher, weights_digest=""))
+    check_known(manifest, cache="c.zarr")
+    with pytest.raises(CraftError, match=r"cannot be trained with.*imported"):
+        check_known(imported, cache="c.zarr")

@@ -1,0 +1,53 @@
+"""Images of anchors that stayed in their dataset, as the teacher saw them."""
+
+import copy
+from typing import Any
+
+from torch import Tensor
+
+from craftcli.cache.format import DatasetIdentity
+from craftcli.errors import CraftError
+from craftcli.policies.data import open_dataset, read_rows, remember_if_small
+from craftcli.policies.identity import dataset_identity
+from craftcli.policies.loading import Checkpoint
+
+
+class ReferenceImages:
+    """Reads images again from the dataset and runs them through the teacher's preprocessor."""
+
+    def __init__(self, dataset: Any, policy: Checkpoint) -> None:
+        self._dataset = remember_if_small(dataset)
+        self._policy = policy
+        # A pipeline keeps state while it runs, and this one runs beside the task's, in a thread.
+        self._preprocess = copy.deepcopy(policy.preprocess)
+
+    def read(self, dataset_indices: list[int]) -> dict[str, Tensor]:
+        """The images of these frames by input name."""
+        batch = self._preprocess(read_rows(self._dataset, dataset_indices))
+        keys = self._policy.adapter.image_keys(self._policy.policy, batch)
+        return {key: batch[key] for key in keys}
+
+
+def open_reference_images(
+    identity: DatasetIdentity, policy: Checkpoint, *, root: str | None
+) -> ReferenceImages:
+    """Open the dataset a cache points into, and refuse another one or a changed one."""
+    try:
+        dataset = open_dataset(
+            identity.repo_id, root=root or identity.root, policy_config=policy.policy.config
+        )
+    except CraftError as error:
+        raise CraftError(
+            "The images of the anchors are not to be had.",
+            why=f"the cache points into the dataset {identity.repo_id}: {error.what} {error.why}",
+            fix="give its folder with --anchor-root, or rebuild the cache with --images embed.",
+        ) from error
+    found = dataset_identity(dataset, [])
+    if found.fingerprint != identity.fingerprint:
+        raise CraftError(
+            f"The dataset {identity.repo_id} is not the one the cache was built from.",
+            why=f"fingerprint is {found.fingerprint[:12]} ({found.frames} frames) instead of "
+            f"{identity.fingerprint[:12]} ({identity.frames} frames).",
+            fix="give the right one with --anchor-root, or rebuild the cache.",
+        )
+    return ReferenceImages(dataset, policy)

@@ -1,0 +1,91 @@
+"""How much of a build is the teacher: rows a second of `build_cache` over a bare forward loop.
+
+    uv run python tests/benchmarks/build_throughput.py
+
+The bare loop runs the same teacher over the same batches, already read and preprocessed, and keeps
+nothing. Both in one process, alternating, median of the ratios. The demo's teacher is made wider
+(random weights), because a real one takes longer for a row than reading it does.
+"""
+
+import os
+import shutil
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch
+import typer
+
+from craftcli.cli.quiet import quiet_libraries
+
+quiet_libraries(debug=False)
+
+from craftcli.cache.build import build_cache
+from craftcli.cache.selection import select_rows
+from craftcli.choices import Pooling
+from craftcli.config import CacheConfig
+from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER
+from craftcli.demo.modeling_tiny_pi0_fast import TinyPI0FastPolicy
+from craftcli.engine.session import open_anchor_data, open_policy
+from craftcli.policies.data import read_rows
+from craftcli.policies.loading import load_checkpoint
+
+
+def wide_teacher(folder: Path, width: int) -> Any:
+    """The demo's policy with other sizes, saved and opened as any checkpoint is."""
+    shutil.copytree(TEACHER_FOLDER, folder)
+    config = load_checkpoint(str(folder), device="cpu").policy.config
+    config.width, config.mlp_dim, config.head_dim, config.depth = width, 4 * width, width // 4, 8
+    TinyPI0FastPolicy(config).save_pretrained(folder)
+    return load_checkpoint(str(folder), device="cpu")
+
+
+def main(samples: int = 256, batch_size: int = 32, rounds: int = 3, width: int = 512) -> None:
+    """Print the ratio for layers that need the whole stack, and for early ones."""
+    demo = CacheConfig()
+    dataset = open_anchor_data(demo, open_policy(demo))
+    print(f"{date.today()}, {os.cpu_count()} cores, {samples} rows, width {width}")
+    with tempfile.TemporaryDirectory() as scratch:
+        teacher = wide_teacher(Path(scratch) / "teacher", width)
+        for layers, pooling in (("-2,-1", None), ("2,3", Pooling.VISION_TEXT)):
+            settings = {
+                "samples": samples,
+                "batch_size": batch_size,
+                "layers": layers,
+                "pooling": pooling,
+            }
+            ratio = measure(teacher, dataset, settings, rounds, Path(scratch) / "a.zarr")
+            name = pooling or "action_tokens"
+            print(f"layers {layers}, {name}: build over bare forward {ratio:.2f}x")
+
+
+def measure(teacher: Any, dataset: Any, settings: Any, rounds: int, output: Path) -> float:
+    """Median of (seconds of the bare forward loop) / (seconds of the build)."""
+    config = CacheConfig(**settings, output=output, overwrite=True)
+    rows = select_rows(config, dataset)
+    size = config.batch_size
+    batches = [
+        teacher.preprocess(read_rows(dataset, rows[start : start + size]))
+        for start in range(0, len(rows), size)
+    ]
+    ratios = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        teacher.policy.eval()
+        with torch.no_grad():
+            for batch in batches:
+                teacher.policy(batch)
+        forward = time.perf_counter() - started
+        started = time.perf_counter()
+        build_cache(config, teacher, dataset, on_plan=lambda _: None, on_rows=lambda _: None)
+        ratios.append(forward / (time.perf_counter() - started))
+    return median(ratios)
+
+
+if __name__ == "__main__":
+    typer.run(main)

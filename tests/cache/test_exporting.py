@@ -1,0 +1,227 @@
+"""Exporting to safetensors: every value, read back by the library itself; whole or not at all."""
+
+import json
+import os
+import stat
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from craftcli.cache.chunks import ArraySpec
+from craftcli.cache.dtypes import encode
+from craftcli.cache.exporting import ExportReport, export_cache, plan_export
+from craftcli.cache.format import DatasetIdentity, Manifest, TeacherIdentity
+from craftcli.cache.reader import CacheReader
+from craftcli.cache.store import required_arrays
+from craftcli.cache.writer import CacheWriter
+from craftcli.errors import CraftError
+
+IMAGE = "inputs/observation.images.top"
+INPUTS = {
+    IMAGE: ArraySpec(shape=(3, 2, 2), dtype="uint8", attributes={"craft_scale": "1/255"}),
+    "inputs/state": ArraySpec(shape=(), dtype="float64"),
+    "inputs/tokens": ArraySpec(shape=(5,), dtype="int32"),
+    "inputs/small": ArraySpec(shape=(3,), dtype="int8"),
+}
+TASKS = ("push", "öffne die Tür")
+
+
+def make(path: Path, dtype: str = "float32", rows: int = 7, image: Any = (3, 2, 2)) -> Path:
+    manifest = Manifest(
+        complete=True,
+        rows=rows,
+        rows_per_chunk=3,
+        stack="vlm",
+        layers=(2, 3),
+        layer_count=4,
+        pooling="vision_text",
+        vectors=2,
+        dim=3,
+        dtype=dtype,
+        images="embedded",
+        sampling="uniform",
+        prompts_digest=None,
+        seed=0,
+        teacher=TeacherIdentity(
+            source="a/b",
+            revision=None,
+            policy_type="pi0_fast",
+            weights_digest="w",
+            config_digest="c",
+            processor_digest="p",
+            dtype="float32",
+        ),
+        dataset=DatasetIdentity(
+            repo_id="a/old",
+            root=None,
+            revision=None,
+            fingerprint="f",
+            episodes=5,
+            frames=100,
+            selection_digest="s",
+        ),
+    )
+    arrays = required_arrays(manifest) | INPUTS
+    arrays[IMAGE] = ArraySpec(shape=image, dtype="uint8", attributes=INPUTS[IMAGE].attributes)
+    rng = np.random.default_rng(0)
+    values: dict[str, NDArray[Any]] = {}
+    for name, spec in arrays.items():
+        shape = (rows, *spec.shape)
+        if name.startswith("hidden/"):
+            values[name] = encode(rng.normal(size=shape).astype(np.float32), dtype)
+        else:
+            values[name] = rng.integers(0, 2, shape).astype(spec.dtype)
+    with CacheWriter.create(path, manifest, arrays, tasks=TASKS, overwrite=False) as writer:
+        for chunk in range(manifest.chunk_count):
+            where = manifest.chunk_rows(chunk)
+            writer.write_chunk(chunk, {name: array[where] for name, array in values.items()})
+        writer.finish()
+    return path
+
+
+def export(path: Path, output: Path, *, overwrite: bool = False, **options: Any) -> ExportReport:
+    plan = plan_export(path, **options)
+    return export_cache(plan, output, overwrite=overwrite, on_rows=lambda _: None)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_every_array_is_read_back_by_safetensors(tmp_path: Path, dtype: str) -> None:
+    reader = CacheReader.open(make(tmp_path / "a.zarr", dtype))
+    report = export(tmp_path / "a.zarr", tmp_path / "a.safetensors")
+    with safe_open(tmp_path / "a.safetensors", framework="pt") as file:
+        assert sorted(file.keys()) == report.tensors == reader.array_names()
+        for name in reader.array_names():
+            got, expected = file.get_tensor(name), reader.read_all(name)
+            assert tuple(got.shape) == expected.shape
+            assert str(got.dtype) == f"torch.{reader.spec(name).craft_dtype}"
+            assert got.contiguous().view(torch.uint8).numpy().tobytes() == expected.tobytes()
+        assert str(file.get_tensor("hidden/vlm.2").dtype) == f"torch.{dtype}"
+    assert report.size_bytes == (tmp_path / "a.safetensors").stat().st_size
+
+
+def test_the_manifest_travels_along(tmp_path: Path) -> None:
+    reader = CacheReader.open(make(tmp_path / "a.zarr"))
+    export(tmp_path / "a.zarr", tmp_path / "out")
+    with safe_open(tmp_path / "out", framework="np") as file:
+        metadata = file.metadata()
+    assert Manifest.from_json(json.loads(metadata["craft"])) == reader.manifest
+    assert tuple(json.loads(metadata["tasks"])) == TASKS
+    assert json.loads(metadata["arrays"])[IMAGE]["attributes"] == {"craft_scale": "1/255"}
+
+
+def test_inputs_can_stay_out(tmp_path: Path) -> None:
+    make(tmp_path / "a.zarr")
+    plan = plan_export(tmp_path / "a.zarr", inputs=False)
+    report = export(tmp_path / "a.zarr", tmp_path / "out", inputs=False)
+    tensors = load_file(tmp_path / "out")
+    assert sorted(tensors) == report.tensors
+    assert not any(name.startswith("inputs/") for name in tensors)
+    assert {"hidden/vlm.2", "hidden_mask", "index/episode", "valid"} < tensors.keys()
+    assert plan.payload_bytes == sum(tensor.nbytes for tensor in tensors.values())
+
+
+def test_tensors_begin_at_a_multiple_of_their_width(tmp_path: Path) -> None:
+    export(make(tmp_path / "a.zarr"), tmp_path / "out")
+    content = (tmp_path / "out").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    assert length % 8 == 0
+    for name, entry in header.items():
+        if name != "__metadata__":
+            width = int("".join(c for c in entry["dtype"] if c.isdigit()) or 8) // 8
+            assert entry["data_offsets"][0] % width == 0, name
+
+
+def test_what_is_there_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    make(tmp_path / "a.zarr")
+    output = tmp_path / "out"
+    output.write_text("precious")
+    with pytest.raises(CraftError, match="--overwrite"):
+        export(tmp_path / "a.zarr", output)
+    assert output.read_text() == "precious"
+    export(tmp_path / "a.zarr", output, overwrite=True)
+    assert "valid" in load_file(output)
+    with pytest.raises(CraftError, match="is a folder"):
+        export(tmp_path / "a.zarr", tmp_path / "a.zarr", overwrite=True)
+    assert sorted(os.listdir(tmp_path)) == ["a.zarr", "out"]
+
+
+def test_a_link_still_points_to_the_file(tmp_path: Path) -> None:
+    make(tmp_path / "a.zarr")
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk/out")
+    export(tmp_path / "a.zarr", tmp_path / "link", overwrite=True)
+    assert (tmp_path / "link").is_symlink()
+    assert "valid" in load_file(tmp_path / "disk/out")
+
+
+def damage(cache: Path) -> None:
+    file = cache / "hidden/vlm.3/c/2/0/0"
+    content = bytearray(file.read_bytes())
+    content[0] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_damaged_cache_leaves_nothing_and_replaces_nothing(
+    tmp_path: Path, overwrite: bool
+) -> None:
+    make(tmp_path / "a.zarr")
+    damage(tmp_path / "a.zarr")
+    if overwrite:
+        (tmp_path / "out").write_text("precious")
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises(CraftError, match=r"hidden/vlm\.3"):
+        export(tmp_path / "a.zarr", tmp_path / "out", overwrite=overwrite)
+    assert sorted(os.listdir(tmp_path)) == before
+    assert not overwrite or (tmp_path / "out").read_text() == "precious"
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+    plan = plan_export(make(tmp_path / "a.zarr"))
+    with pytest.raises(CraftError, match="disk is full"):
+        export_cache(plan, tmp_path / "out", overwrite=False, on_rows=no_space)
+    assert os.listdir(tmp_path) == ["a.zarr"]
+
+
+def no_space(_rows: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_the_folder_of_the_file_is_made(tmp_path: Path) -> None:
+    make(tmp_path / "a.zarr")
+    output = tmp_path / "new/deeper/out"
+    export(tmp_path / "a.zarr", output)
+    assert "valid" in load_file(output)
+    # As any other file that a program writes, not private like a temporary one.
+    assert stat.S_IMODE(output.stat().st_mode) == 0o666 & ~umask()
+
+
+def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    make(tmp_path / "a.zarr")
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(CraftError, match="Cannot write"):
+        export(tmp_path / "a.zarr", tmp_path / "taken/out")
+
+
+def umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_memory_is_bounded_by_chunks(tmp_path: Path) -> None:
+    wide = (3, 128, 128)
+    plan = plan_export(make(tmp_path / "a.zarr", rows=40, image=wide))
+    tracemalloc.start()
+    export_cache(plan, tmp_path / "out", overwrite=False, on_rows=lambda _: None)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 40 * np.prod(wide) / 4
