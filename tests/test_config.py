@@ -9,16 +9,9 @@ from typing import Any
 import pytest
 
 from craftcli.choices import LossKind, Mode, Pooling, Schedule
-from craftcli.config import (
-    CacheConfig,
-    RetentionConfig,
-    Settings,
-    Source,
-    TrainConfig,
-    option_name,
-    resolve,
-)
+from craftcli.config import CacheConfig, RetentionConfig, TrainConfig
 from craftcli.errors import EXIT_USAGE, CraftError
+from craftcli.settings import Settings, Source, option_name, resolve
 
 DEMO = {"steps": 400, "batch_size": 32}
 

@@ -10,7 +10,8 @@ from craftcli.cli import cache_tools, inspect
 from craftcli.cli.options import epilog, settings_command
 from craftcli.cli.output import Output, size
 from craftcli.cli.quiet import quiet_libraries
-from craftcli.config import CacheConfig, Source
+from craftcli.config import CacheConfig
+from craftcli.settings import Source
 
 if TYPE_CHECKING:
     from craftcli.cache.build import BuildPlan, BuildReport

@@ -13,8 +13,9 @@ from craftcli.cli.inspect_tables import (
 )
 from craftcli.cli.output import Output
 from craftcli.cli.quiet import quiet_libraries
-from craftcli.config import DEMO, option_name
+from craftcli.config import DEMO
 from craftcli.errors import EXIT_CHECK_FAILED, EXIT_USAGE, CraftError
+from craftcli.settings import option_name
 
 if TYPE_CHECKING:
     from craftcli.cache.matching import FieldMatch

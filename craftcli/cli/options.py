@@ -11,8 +11,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from craftcli.cli.output import Output
-from craftcli.config import Settings, Source, option_name, resolve
 from craftcli.errors import EXIT_ERROR, EXIT_INTERRUPTED, CraftError
+from craftcli.settings import Settings, Source, option_name, resolve
 
 ConfigFile = Annotated[
     Path | None,

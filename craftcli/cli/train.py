@@ -12,9 +12,10 @@ from craftcli.choices import Mode
 from craftcli.cli.options import settings_command
 from craftcli.cli.output import Output, size
 from craftcli.cli.quiet import quiet_libraries
-from craftcli.config import Source, TrainConfig, option_name
+from craftcli.config import TrainConfig
 from craftcli.demo.defaults import DEMO_TRAINING
 from craftcli.errors import EXIT_CHECK_FAILED, EXIT_INTERRUPTED, CraftError
+from craftcli.settings import Source, option_name
 
 if TYPE_CHECKING:
     from craftcli.engine.dryrun import DryRun

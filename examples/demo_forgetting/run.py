@@ -28,7 +28,7 @@ from craftcli.cli.quiet import quiet_libraries
 quiet_libraries(debug=False)
 
 from craftcli.cache.build import build_cache
-from craftcli.config import CacheConfig, TrainConfig, resolve
+from craftcli.config import CacheConfig, TrainConfig
 from craftcli.demo.defaults import DEMO_TRAINING
 from craftcli.demo.evaluate import evaluate
 from craftcli.engine.reach import find_reach, freeze
@@ -39,6 +39,7 @@ from craftcli.engine.session import (
     open_task_data,
 )
 from craftcli.engine.trainer import Trainer
+from craftcli.settings import resolve
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -588,3 +588,20 @@ def test_arrays_must_fit_the_manifest(
     with pytest.raises(ValueError, match=problem):
         CacheWriter.create(tmp_path / "a.zarr", manifest, arrays, tasks=TASKS, overwrite=False)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda attributes: attributes["tasks"].__setitem__(0, "open the doof"),
+        lambda attributes: attributes["craft"].__setitem__("pooling", "last_tokem"),
+        lambda attributes: attributes["craft"]["teacher"].__setitem__("source", "someone/else"),
+        lambda attributes: attributes.pop("digest"),
+    ],
+)
+def test_a_changed_word_of_the_metadata_is_noticed(
+    cache: Path, change: Callable[[dict[str, Any]], Any]
+) -> None:
+    edit_attributes(cache, change)
+    with pytest.raises(CraftError, match="not those that were written"):
+        CacheReader.open(cache)
