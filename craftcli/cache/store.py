@@ -95,7 +95,7 @@ def create_group(
         "arrays": {name: spec.to_json() for name, spec in specs.items()},
         "tasks": list(tasks),
     }
-    attributes["digest"] = _digest(attributes)
+    attributes["digest"] = attributes_digest(attributes)
     # The mark goes in with the group itself, so that a killed build is known as ours.
     return zarr.create_group(folder, zarr_format=3, attributes=attributes)
 
@@ -130,7 +130,7 @@ def open_to_write(
         return group, {files.name: _check_array(folder, group, files) for files in arrays}
 
 
-def _digest(attributes: Mapping[str, Any]) -> str:
+def attributes_digest(attributes: Mapping[str, Any]) -> str:
     """Digest of what a cache says of itself; whether it is complete is left to change."""
     manifest = {k: v for k, v in attributes["craft"].items() if k != "complete"}
     said = [manifest, attributes["arrays"], attributes["tasks"]]
@@ -177,7 +177,7 @@ def open_cache(path: Path) -> OpenedCache:
     for files in arrays:
         _check_array(path, group, files)
     # Last, because the checks before it can say what is wrong, and this one only that something is.
-    if attributes.get("digest") != _digest(attributes):
+    if attributes.get("digest") != attributes_digest(attributes):
         raise _broken(path, "the manifest, the arrays or the tasks are not those that were written")
     return OpenedCache(
         manifest=manifest,

@@ -45,7 +45,7 @@ def wide_teacher(folder: Path, width: int) -> Any:
     return load_checkpoint(str(folder), device="cpu")
 
 
-def main(samples: int = 256, batch_size: int = 32, rounds: int = 3, width: int = 512) -> None:
+def main(samples: int = 640, batch_size: int = 32, rounds: int = 2, width: int = 512) -> None:
     """Print the ratio for layers that need the whole stack, and for early ones."""
     demo = CacheConfig()
     dataset = open_anchor_data(demo, open_policy(demo))

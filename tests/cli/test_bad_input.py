@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from craftcli.cache.store import attributes_digest
 from craftcli.choices import Pooling
 from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER
 
@@ -71,7 +72,14 @@ def edit_json(file: Path, change: Change) -> None:
 
 
 def edit_manifest(cache: Path, change: Change) -> None:
-    edit_json(cache / "zarr.json", lambda metadata: change(metadata["attributes"]["craft"]))
+    """As someone would who knows the format: sealed again."""
+
+    def edit(metadata: dict[str, Any]) -> None:
+        attributes = metadata["attributes"]
+        change(attributes["craft"])
+        attributes["digest"] = attributes_digest(attributes)
+
+    edit_json(cache / "zarr.json", edit)
 
 
 def edit_weights(policy: Path, change: Change) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from craftcli.cache.store import attributes_digest
 from craftcli.choices import Pooling, StoreDtype
 
 SHORT = ("dryrun", "--steps", "2", "--batch-size", "4")
@@ -31,7 +32,9 @@ def of_another_teacher(cache: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """A cache whose manifest names other weights."""
     copy = Path(shutil.copytree(cache, tmp_path_factory.mktemp("other") / "other.zarr"))
     metadata = json.loads((copy / "zarr.json").read_text())
-    metadata["attributes"]["craft"]["teacher"]["weights_digest"] = "0" * 64
+    attributes = metadata["attributes"]
+    attributes["craft"]["teacher"]["weights_digest"] = "0" * 64
+    attributes["digest"] = attributes_digest(attributes)
     (copy / "zarr.json").write_text(json.dumps(metadata))
     return copy
 

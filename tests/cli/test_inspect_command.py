@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from craftcli.cache.store import attributes_digest
 from craftcli.choices import Images
 from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER
 from craftcli.engine.anchors import AnchorBatch, AnchorSet
@@ -50,10 +51,12 @@ def other_policy(tmp_path: Path) -> Path:
     return folder
 
 
-def edit_manifest(path: Path, **teacher: str) -> None:
+def edit_manifest(path: Path, part: str = "teacher", **changes: str) -> None:
     file = path / "zarr.json"
     metadata = json.loads(file.read_text())
-    metadata["attributes"]["craft"]["teacher"].update(teacher)
+    attributes = metadata["attributes"]
+    attributes["craft"][part].update(changes)
+    attributes["digest"] = attributes_digest(attributes)
     file.write_text(json.dumps(metadata))
 
 
@@ -148,9 +151,7 @@ class TestRerun:
             assert [row["passed"] for row in rerun["rows"]] == [True] * 4
         rerun = shown(craft, path, "--verify", "--dataset", new_data.root, code=3)["rerun"]
         assert (rerun["rows"], "--dataset is another" in rerun["not_run"]) == ([], True)
-        metadata = json.loads((path / "zarr.json").read_text())
-        metadata["attributes"]["craft"]["dataset"]["root"] = str(tmp_path / "gone")
-        (path / "zarr.json").write_text(json.dumps(metadata))
+        edit_manifest(path, "dataset", root=str(tmp_path / "gone"))
         assert (
             "Give the dataset with --dataset" in shown(craft, path, "--verify")["rerun"]["not_run"]
         )
