@@ -164,7 +164,7 @@ def _manifest(
         dtype=recipe.dtype,
         images="embedded" if config.images is Images.EMBED else "reference",
         sampling="indices" if config.indices else config.sampling.value,
-        prompts_digest=read_prompts(config.prompts, config.seed).digest,
+        prompts_digest=source.prompts.digest,
         seed=config.seed,
         teacher=teacher_identity(teacher),
         dataset=dataset_identity(dataset, selected),

@@ -81,8 +81,8 @@ class TeacherRows:
         self._teacher = teacher
         self._dataset = dataset
         self._recipe = recipe
-        self._prompts = prompts or Prompts()
-        self.tasks = self._prompts.all([str(task) for task in dataset.meta.tasks.index])
+        self.prompts = prompts or Prompts()
+        self.tasks = self.prompts.all([str(task) for task in dataset.meta.tasks.index])
         self._task_numbers = {task: number for number, task in enumerate(self.tasks)}
         teacher.policy.eval()
         # How images are packed is decided once, on the first anchor, for all rows.
@@ -100,7 +100,7 @@ class TeacherRows:
         """Read and preprocess rows: what a thread can do while the teacher runs."""
         raw = read_rows(self._dataset, rows)
         raw["task"] = [
-            self._prompts.of(task, index)
+            self.prompts.of(task, index)
             for task, index in zip(raw["task"], raw["index"].tolist(), strict=True)
         ]
         index = {

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from craftcli.cache.format import Manifest, TeacherIdentity
+from craftcli.cache.matching import TEACHER_FIELDS
 from craftcli.choices import LossKind
 from craftcli.engine.retention import Retention
 from craftcli.errors import EXIT_CHECK_FAILED, CraftError
@@ -39,8 +40,9 @@ def check_known(manifest: Manifest, *, cache: str) -> None:
 def check_identity(manifest: Manifest, student: TeacherIdentity, *, cache: str) -> None:
     """Refuse a cache that another teacher made, naming what differs."""
     teacher = manifest.teacher
-    compared = ("policy_type", "config_digest", "weights_digest", "processor_digest")
-    differing = [name for name in compared if getattr(teacher, name) != getattr(student, name)]
+    differing = [
+        name for name in TEACHER_FIELDS if getattr(teacher, name) != getattr(student, name)
+    ]
     if not differing:
         return
     first = differing[0]
