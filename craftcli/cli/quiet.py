@@ -10,8 +10,8 @@ from collections.abc import Callable
 def set_up_threads() -> None:
     """Let idle OpenMP threads sleep instead of spinning; read when torch is imported.
 
-    On two busy cores a training step of the demo took 2.7 s with spinning threads and 0.15 s with
-    sleeping ones (tests/benchmarks/thread_wait.py measures the ratio).
+    Two processes on two cores did 2.1 times the work with sleeping threads (2026-11-16,
+    tests/benchmarks/thread_wait.py); under more load the difference was larger.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
