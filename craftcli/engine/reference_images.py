@@ -1,6 +1,7 @@
 """Images of anchors that stayed in their dataset, as the teacher saw them."""
 
 import copy
+import threading
 from typing import Any
 
 from torch import Tensor
@@ -20,10 +21,13 @@ class ReferenceImages:
         self._policy = policy
         # A pipeline keeps state while it runs, and this one runs beside the task's, in a thread.
         self._preprocess = copy.deepcopy(policy.preprocess)
+        self._reading = threading.Lock()
 
     def read(self, dataset_indices: list[int]) -> dict[str, Tensor]:
-        """The images of these frames by input name."""
-        batch = self._preprocess(read_rows(self._dataset, dataset_indices))
+        """The images of these frames by input name; one caller at a time."""
+        # A batch out of turn is asked for while the thread prepares the one that was expected.
+        with self._reading:
+            batch = self._preprocess(read_rows(self._dataset, dataset_indices))
         keys = self._policy.adapter.image_keys(self._policy.policy, batch)
         return {key: batch[key] for key in keys}
 

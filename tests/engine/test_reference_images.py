@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,19 @@ def test_both_give_the_same_batches(teacher: Any, cache: Path, referring: Path) 
             assert torch.equal(one.inputs[key], two.inputs[key]), key
         for layer in one.targets:
             assert torch.equal(one.targets[layer], two.targets[layer])
+
+
+def test_several_readers_at_once_get_their_own_images(
+    teacher: Any, cache: Path, referring: Path
+) -> None:
+    identity = CacheReader.open(referring).manifest.dataset
+    images = open_reference_images(identity, teacher, root=None)
+    expected = {index: images.read([index])["observation.images.top"] for index in range(24)}
+    with ThreadPoolExecutor(max_workers=4) as threads:
+        for index, found in zip(
+            [*expected] * 8, threads.map(lambda i: images.read([i]), [*expected] * 8), strict=True
+        ):
+            assert torch.equal(found["observation.images.top"], expected[index]), index
 
 
 def test_the_file_is_smaller_and_names_no_image(cache: Path, referring: Path) -> None:
