@@ -14,7 +14,7 @@ from craftcli.cache.processes import Processes
 from craftcli.cache.prompts import read_prompts
 from craftcli.cache.selection import select_rows
 from craftcli.cache.store import required_arrays
-from craftcli.cache.teacher_rows import Recipe, Rows, TeacherRows, resolve_recipe
+from craftcli.cache.teacher_rows import HIDDEN, Recipe, Rows, TeacherRows, resolve_recipe
 from craftcli.cache.writer import CacheWriter
 from craftcli.choices import Images
 from craftcli.config import CacheConfig
@@ -63,13 +63,14 @@ def build_cache(
 
     Under torchrun every process does this, and each computes its share of the chunks.
     """
+    teacher = teacher.for_stack(config.stack)
     recipe = resolve_recipe(config, teacher)
     selected = select_rows(config, dataset)
     prompts = read_prompts(config.prompts, config.seed)
     source = TeacherRows(
         teacher, dataset, recipe, first=selected[0], images=config.images, prompts=prompts
     )
-    manifest = _manifest(config, teacher, dataset, recipe, selected, source)
+    manifest = _manifest(config, teacher, dataset, selected, source)
     bytes_per_row = sum(spec.row_bytes for spec in source.specs.values())
     on_plan(BuildPlan(rows=len(selected), bytes_per_row=bytes_per_row, recipe=recipe))
     processes = Processes.from_environment()
@@ -114,7 +115,7 @@ def _report(writer: CacheWriter, processes: Processes) -> BuildReport:
     if not valid.any():
         writer.discard()
         raise CraftError(
-            "The teacher gives hidden states that are not finite.",
+            "The teacher gives values that are not finite.",
             why=f"all {len(valid)} rows have NaN or infinity, dataset frames {invalid[:5]} first.",
             fix="check these frames and the weights of the teacher; nothing was written.",
         )
@@ -145,17 +146,21 @@ def _manifest(
     config: CacheConfig,
     teacher: Checkpoint,
     dataset: Any,
-    recipe: Recipe,
     selected: list[int],
     source: TeacherRows,
 ) -> Manifest:
-    vectors, dim = source.specs[f"hidden/{recipe.stack}.{recipe.layers[0]}"].shape
+    recipe = source.recipe
+    vectors, dim = 1, 1
+    if recipe.layers:
+        vectors, dim = source.specs[f"{HIDDEN}{recipe.stack}.{recipe.layers[0]}"].shape
     widest = max(spec.row_bytes for spec in source.specs.values())
     return Manifest(
+        kinds=tuple(kind.value for kind in recipe.kinds),
         complete=False,
         rows=len(selected),
         rows_per_chunk=rows_per_chunk(widest, len(selected), int(config.chunk_mib * 2**20)),
         stack=recipe.stack,
+        layout=recipe.layout.value if recipe.layout else None,
         layers=recipe.layers,
         layer_count=recipe.layer_count,
         pooling=recipe.pooling,
@@ -165,6 +170,7 @@ def _manifest(
         images="embedded" if config.images is Images.EMBED else "reference",
         sampling="indices" if config.indices else config.sampling.value,
         prompts_digest=source.prompts.digest,
+        actions=config.actions.value,
         seed=config.seed,
         teacher=teacher_identity(teacher),
         dataset=dataset_identity(dataset, selected),

@@ -4,34 +4,31 @@ It is a cache that lacks chunks and statistics, with `build.json` on top: the se
 in the manifest and still change the bytes. That file goes when the cache is finished.
 """
 
-import contextlib
 import json
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from craftcli.cache.chunks import ArraySpec, ChunkFiles, DamagedChunkError, commit_record
-from craftcli.cache.disk import sync
+from craftcli.cache.chunks import ArraySpec, Chunks, DamagedChunkError, seal_of
 from craftcli.cache.dtypes import decode
+from craftcli.cache.fetching import is_fetched, map_over
+from craftcli.cache.folders import Folder
 from craftcli.cache.format import Manifest
-from craftcli.cache.places import read_attributes
+from craftcli.cache.places import NOT_RESUMABLE, SETTINGS
 from craftcli.cache.stats import LayerStats, Moments
 from craftcli.cache.store import (
-    commit_files,
+    commit_chunks,
     create_array,
     create_group,
     metadata_files,
-    row_files,
+    read_attributes,
+    row_chunks,
 )
 from craftcli.errors import CraftError
-
-_SETTINGS = "build.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,23 +48,23 @@ class Resumable:
 class Draft:
     """What a build is to write, and the folder that it grows in."""
 
-    folder: Path
+    folder: Folder
     manifest: Manifest
     arrays: Mapping[str, ArraySpec]
     """The arrays with a row axis, by sorted name."""
     tasks: Sequence[str]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """What else the bytes depend on, as JSON values."""
+    settings: Mapping[str, Any] | None = None
+    """What else the bytes depend on, as JSON values; None if nobody can go on with the build."""
 
     @cached_property
-    def files(self) -> dict[str, ChunkFiles]:
-        """The chunk files of the rows."""
-        return row_files(self.folder, self.manifest, self.arrays)
+    def chunks(self) -> dict[str, Chunks]:
+        """The chunks of the rows."""
+        return row_chunks(self.folder, self.manifest, self.arrays)
 
     @cached_property
-    def commit(self) -> ChunkFiles:
-        """The files of the commit records."""
-        return commit_files(self.folder, self.manifest)
+    def commit(self) -> Chunks:
+        """The chunks of the commit records."""
+        return commit_chunks(self.folder, self.manifest)
 
     @property
     def total_bytes(self) -> int:
@@ -77,11 +74,11 @@ class Draft:
     def begin(self) -> None:
         """Make the group and its arrays, without rows, in the empty folder."""
         group = create_group(self.folder, self.manifest, self.arrays, self.tasks)
-        for files in (*self.files.values(), self.commit):
-            create_array(group, files)
-        settings = self.folder / _SETTINGS
-        settings.write_text(json.dumps(self.settings), "utf-8")
-        sync(self.folder, [settings, *metadata_files(self.folder, [*self.files, "commit"])])
+        for chunks in (*self.chunks.values(), self.commit):
+            create_array(group, chunks)
+        settings = NOT_RESUMABLE if self.settings is None else json.dumps(self.settings).encode()
+        self.folder.write(SETTINGS, settings)
+        self.folder.persist([SETTINGS, *metadata_files([*self.chunks, "commit"])])
 
     def check_same(self) -> None:
         """Refuse to go on with what another build began.
@@ -106,43 +103,59 @@ class Draft:
 
     def clean(self) -> None:
         """Remove what a killed process left between chunks; no other process may be writing."""
-        # Zarr writes a file under such a name first; statistics are made of all rows, at the end.
-        for leftover in self.folder.rglob("*.partial"):
-            if leftover.is_file():
-                leftover.unlink()
-        shutil.rmtree(self.folder / "stats", ignore_errors=True)
+        self.folder.sweep()
+        # They are made of all rows, at the end.
+        self.folder.remove_tree("stats")
 
     def is_done(self, chunk: int) -> bool:
-        """Whether all files of a chunk are whole, and are those that its record was made of."""
-        damaged = any(files.damage(chunk) for files in self.files.values())
-        return not damaged and self.is_sealed(chunk)
+        """Whether a chunk of all arrays is whole, and is what its record was made of."""
+        damaged = self._of_all(lambda chunks: chunks.damage(chunk))
+        return not any(damaged) and self.is_sealed(chunk)
 
     def is_sealed(self, chunk: int) -> bool:
-        """Whether a chunk's record is there and fits its files, whose rows are not read."""
+        """Whether a chunk's record is there and fits its checksums; rows are not read."""
         try:
             record = int(self.commit.load(chunk)[0])
-            return record == commit_record(self.files.values(), chunk)
+            return record == self.record(chunk)
         except (DamagedChunkError, OSError):
             return False
+
+    def write(
+        self, arrays: Mapping[str, Any], where: slice, rows: Mapping[str, npt.NDArray[Any]]
+    ) -> None:
+        """Write rows to every array, which zarr opened."""
+
+        def write_one(chunks: Chunks) -> None:
+            arrays[chunks.name][where] = rows[chunks.name]
+
+        self._of_all(write_one)
+
+    def record(self, chunk: int) -> int:
+        """The commit record of a chunk that is written."""
+        return seal_of(self._of_all(lambda chunks: chunks.checksum(chunk)))
 
     def read_all(self, name: str) -> npt.NDArray[Any]:
         """All rows of an array, when every chunk is there."""
         chunks = range(self.manifest.chunk_count)
-        return np.concatenate([self.files[name].load(chunk) for chunk in chunks])
+        return np.concatenate([self.chunks[name].load(chunk) for chunk in chunks])
 
     def layer_stats(self, layer: str) -> LayerStats:
         """Read a layer back, which also proves that what was written can be read."""
         moments = Moments(self.manifest.vectors, self.manifest.dim)
         for chunk in range(self.manifest.chunk_count):
             hidden, mask, valid = (
-                self.files[name].load(chunk) for name in (f"hidden/{layer}", "hidden_mask", "valid")
+                self.chunks[name].load(chunk)
+                for name in (f"hidden/{layer}", "hidden_mask", "valid")
             )
             moments.update(decode(hidden, self.manifest.dtype), mask & valid[:, None])
         return moments.result()
 
     def strip(self) -> None:
         """Remove what a finished cache does not have."""
-        (self.folder / _SETTINGS).unlink(missing_ok=True)
+        self.folder.remove(SETTINGS)
+
+    def _of_all[R](self, work: Callable[[Chunks], R]) -> Sequence[R]:
+        return map_over(work, self.chunks.values(), fetched=is_fetched(self.commit))
 
     def _differences(self, found: Mapping[str, Any]) -> Iterator[str]:
         wanted = _flat(
@@ -157,9 +170,10 @@ class Draft:
         if "craft.complete" in there:
             there["craft.complete"] = None
         # The file goes just before the end, when no row is left to be computed.
-        with contextlib.suppress(FileNotFoundError):
-            there |= _flat(json.loads((self.folder / _SETTINGS).read_text("utf-8")))
-            wanted |= _flat(self.settings)
+        settings = self.folder.read(SETTINGS)
+        if settings is not None:
+            there |= _flat(json.loads(settings) or {})
+            wanted |= _flat(self.settings or {})
         for name in sorted(wanted.keys() | there.keys()):
             if name not in wanted or name not in there or wanted[name] != there[name]:
                 yield name.removeprefix("craft.")

@@ -18,6 +18,7 @@ from craftcli.cache.chunks import ArraySpec
 from craftcli.cache.disk import disk_full, sync_one
 from craftcli.cache.reader import CacheReader
 from craftcli.errors import CraftError
+from craftcli.locations import Location
 
 _DTYPES = {
     "bool": "BOOL",
@@ -58,7 +59,7 @@ class ExportReport:
         return asdict(self)
 
 
-def plan_export(path: Path, *, inputs: bool = True) -> ExportPlan:
+def plan_export(path: Location, *, inputs: bool = True) -> ExportPlan:
     """Open the cache and choose its arrays: all of them, or all but the model inputs."""
     # Every row is read once: keeping them in memory would gain nothing.
     reader = CacheReader.open(path, memory="mmap")

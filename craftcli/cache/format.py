@@ -1,4 +1,4 @@
-"""The cache format, version 1.0: what a craft cache is, apart from how it is written.
+"""The cache format, version 1.1: what a craft cache is, apart from how it is written.
 
 A cache is a Zarr v3 group in a folder. Every array but `commit` and `stats/` has the row axis first
 and `rows_per_chunk` rows to a chunk, all other axes whole, so that chunk `k` holds the same rows in
@@ -15,6 +15,11 @@ written like any other. N is the number of rows, V of vectors a row, D their wid
                                          for float32 images; none when `images` is "reference"
     outputs/labels            [N, S]     int64 or int32, token ids the teacher gave, -100 where
                                          nothing is to be predicted
+    outputs/prediction        [N, S, D'] float32, what the teacher predicted: actions, velocities
+                                         or noise
+    outputs/top_tokens        [N, S, K]  int32, the K tokens the teacher held most likely
+    outputs/top_logprobs      [N, S, K]  float32, their log-probabilities over all tokens
+    outputs/mask              [N, S]     bool, true where a prediction is a target
     index/dataset_index       [N]        int64, index of the frame in the dataset
     index/episode             [N]        int64
     index/frame               [N]        int64, index of the frame in its episode
@@ -24,7 +29,9 @@ written like any other. N is the number of rows, V of vectors a row, D their wid
     stats/<stack>.<layer>/    mean [V, D] float64, variance [V, D] float64, count [V] int64
 
 `hidden/`, `hidden_mask` and `stats/` are there when `kinds` has "hidden"; without it `layers` is
-empty and `vectors` and `dim` are 1. `outputs/labels` is there when it has "token_ce". An empty
+empty and `vectors` and `dim` are 1. `outputs/labels` is there when it has "token_ce". With "action"
+there are `outputs/mask` and either `outputs/prediction` or, from a policy that predicts tokens,
+`outputs/top_tokens` and `outputs/top_logprobs`. An empty
 digest or fingerprint means unknown (an imported cache); a dataset fingerprint that starts with
 `mixed:` means rows of several datasets. The group attributes are
 "craft", the manifest below; "arrays", the row shape, dtype and attributes of each array with a row
@@ -32,15 +39,17 @@ axis, so that a lost array is noticed; "tasks", a list of task strings; and "dig
 the canonical JSON of these three without `complete`, so that a changed word is noticed.
 
 A row is valid where `valid` is true: the teacher was run on it, its inputs and index are complete,
-and every vector that `hidden_mask` lets through is finite. Other rows hold their place only, and
-nobody may rely on their contents. `stats` covers the let-through vectors of valid rows.
+and every vector that `hidden_mask` lets through, and every output, is finite. Other rows hold their
+place only, and nobody may rely on their contents. `stats` covers the let-through vectors of valid
+rows.
 
 `commit[k]` is the crc32c of the checksums (the last four bytes) of the files of chunk `k`, over all
 arrays with a row axis in the order of their sorted names, and 1 if that is 0. It is written after
 those files are on disk; 0 means that the chunk is not there. `complete` turns true after the last.
 
 Versions are "major.minor". A reader refuses a newer major version and reads older ones; a newer
-minor version may only add manifest fields and arrays, which older readers leave alone.
+minor version may only add manifest fields and arrays, which older readers leave alone. Added in
+1.1: the manifest fields `actions` and `layout`, and the arrays of the kind "action".
 """
 
 from collections.abc import Mapping
@@ -50,11 +59,19 @@ from typing import Any, Self
 from craftcli.cache.records import read_record, record_to_json
 from craftcli.errors import CraftError
 
-FORMAT_VERSION = "1.0"
+FORMAT_VERSION = "1.1"
 KINDS = ("hidden", "token_ce", "action")
 DTYPES = ("float32", "float16", "bfloat16")
 IMAGES = ("reference", "embedded")
 SAMPLING = ("uniform", "per_episode", "per_task", "indices")
+ACTIONS = ("teacher", "data")
+LAYOUTS = ("bsd", "sbd", "bds", "bd")
+LABELS = "outputs/labels"
+OUTPUT_MASK = "outputs/mask"
+PREDICTION = "outputs/prediction"
+TOP_TOKENS = "outputs/top_tokens"
+TOP_LOGPROBS = "outputs/top_logprobs"
+IGNORED_LABEL = -100
 CHUNK_BYTES = 16 * 1024**2
 
 _REBUILD = "restore the file from a copy, or rebuild it with craft cache build --overwrite."
@@ -115,7 +132,9 @@ class Manifest:
     rows_per_chunk: int
     """Rows in every chunk but the last, in every array."""
     stack: str
-    """The layer stack of the policy that was recorded."""
+    """The layer stack of the policy that was recorded: a family's name, or a path with dots."""
+    layout: str | None = None
+    """How states lie that were found by their path: bsd, sbd, bds or bd; null for a name."""
     layers: tuple[int, ...]
     """Recorded layers, counted from 0 (negative numbers already resolved)."""
     layer_count: int
@@ -134,8 +153,10 @@ class Manifest:
     """How the rows were selected: uniform, per_episode, per_task or indices."""
     prompts_digest: str | None
     """Digest of the instructions that replaced the dataset's own; null when none did."""
+    actions: str | None = None
+    """Whose actions went into a policy that takes some: "teacher" or "data"; null if unknown."""
     seed: int
-    """Seed of the sample selection."""
+    """Seed of the sample selection, and of what the policy draws at random."""
     teacher: TeacherIdentity
     """The policy that made the hidden states."""
     dataset: DatasetIdentity
@@ -230,6 +251,10 @@ def _value_problems(manifest: Manifest) -> list[str]:
         ("images", manifest.images, IMAGES),
         ("sampling", manifest.sampling, SAMPLING),
     ]
+    if manifest.actions is not None:
+        choices.append(("actions", manifest.actions, ACTIONS))
+    if manifest.layout is not None:
+        choices.append(("layout", manifest.layout, LAYOUTS))
     problems += [
         f"field {name} has {value!r}, not one of {', '.join(allowed)}"
         for name, value, allowed in choices

@@ -6,7 +6,6 @@ the index says only which row it was.
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from craftcli.cache.prototypes import Shard
 from craftcli.cache.regrouping import Rows, write_all
 from craftcli.cache.store import required_arrays
 from craftcli.cache.writer import CacheWriter
+from craftcli.locations import Location
 
 TASK = "imported"
 
@@ -40,7 +40,7 @@ class ImportReport:
 
 
 def import_prototype(
-    contents: Contents, output: Path, *, overwrite: bool, on_rows: Callable[[int], None]
+    contents: Contents, output: Location, *, overwrite: bool, on_rows: Callable[[int], None]
 ) -> ImportReport:
     """Copy the rows into a new cache at `output`; rows that are not usable are marked invalid."""
     manifest = _manifest(contents)

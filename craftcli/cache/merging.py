@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from craftcli.cache.reader import CacheReader
 from craftcli.cache.regrouping import Rows, write_all
 from craftcli.cache.writer import CacheWriter
 from craftcli.errors import CraftError
+from craftcli.locations import Location
 
 MIXED = "mixed:"
 """How the fingerprint of rows from several datasets begins: no index there names one frame."""
@@ -65,7 +65,7 @@ class MergePlan:
         return sum(first.spec(name).row_bytes for name in first.array_names())
 
 
-def plan_merge(paths: Sequence[Path], *, keep_duplicates: bool = False) -> MergePlan:
+def plan_merge(paths: Sequence[Location], *, keep_duplicates: bool = False) -> MergePlan:
     """Open the caches and check that their rows can stand in one; nothing is written.
 
     Raises:
@@ -92,7 +92,7 @@ def plan_merge(paths: Sequence[Path], *, keep_duplicates: bool = False) -> Merge
 
 
 def merge_caches(
-    plan: MergePlan, output: Path, *, overwrite: bool, on_rows: Callable[[int], None]
+    plan: MergePlan, output: Location, *, overwrite: bool, on_rows: Callable[[int], None]
 ) -> MergeReport:
     """Write the rows of a plan to a new cache at `output`, chunk by chunk."""
     first = plan.sources[0]

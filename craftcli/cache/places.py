@@ -16,15 +16,20 @@ from typing import Any
 
 from craftcli.cache.disk import sync_one
 from craftcli.errors import CraftError
+from craftcli.locations import Location
 
 _BUILD = "craft cache build"
+SETTINGS = "build.json"
+"""File of an unfinished cache with what its bytes depend on beside the manifest."""
+NOT_RESUMABLE = b"null"
+"""Its contents when nothing can go on with what is there, as after `craft cache merge`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unfinished:
     """What an interrupted build left, or what a running one has so far."""
 
-    folder: Path
+    folder: Location
     committed: int
     """Chunks with a commit record."""
     chunks: int
@@ -66,13 +71,29 @@ def find_unfinished(path: Path) -> Unfinished | None:
     manifest: Any = (read_attributes(folder) or {}).get("craft")
     try:
         # Zarr's temporary files are not named by digits alone.
-        records = [name for name in os.listdir(folder / "commit/c") if name.isdigit()]
+        records = sum(name.isdigit() for name in os.listdir(folder / "commit/c"))
+        settings = folder / SETTINGS
+        return unfinished_of(
+            folder, manifest, records, settings.read_bytes() if settings.exists() else None
+        )
+    except OSError:
+        return None
+
+
+def unfinished_of(
+    folder: Location, manifest: Any, records: int, settings: bytes | None
+) -> Unfinished | None:
+    """What a folder with that manifest and as many commit records is, if it can be gone on with.
+
+    `settings` is its file of that name; it is gone once there is nothing left to compute.
+    """
+    try:
         chunks = -(-manifest["rows"] // manifest["rows_per_chunk"])
-    except (OSError, TypeError, KeyError, ArithmeticError):
+    except (TypeError, KeyError, ArithmeticError):
         return None
-    if not records:
+    if not records or settings == NOT_RESUMABLE:
         return None
-    return Unfinished(folder=folder, committed=len(records), chunks=chunks)
+    return Unfinished(folder=folder, committed=records, chunks=chunks)
 
 
 def check_place(path: Path, *, overwrite: bool, resume: bool) -> None:
@@ -99,17 +120,36 @@ def check_destination(path: Path, *, overwrite: bool) -> None:
     if not os.path.lexists(path):
         return
     if not is_craft_cache(path):
-        raise CraftError(
-            f"{path} exists and is not a craft cache.",
-            why="craft replaces nothing but its own caches.",
-            fix="choose another path, or move what is there away.",
-        )
+        raise not_ours(path)
     if not overwrite:
-        raise CraftError(
-            f"{path} already exists.",
-            why="a cache is not replaced unless you ask for it.",
-            fix="pass --overwrite, or choose another path.",
-        )
+        raise already_there(path)
+
+
+def not_ours(path: Location) -> CraftError:
+    """The error for a path that holds something else."""
+    return CraftError(
+        f"{path} exists and is not a craft cache.",
+        why="craft replaces nothing but its own caches.",
+        fix="choose another path, or move what is there away.",
+    )
+
+
+def already_there(path: Location) -> CraftError:
+    """The error for a path that holds a cache."""
+    return CraftError(
+        f"{path} already exists.",
+        why="a cache is not replaced unless you ask for it.",
+        fix="pass --overwrite, or choose another path.",
+    )
+
+
+def half_built(path: Location, found: Unfinished) -> CraftError:
+    """The error for a path at which committed chunks would be thrown away."""
+    return CraftError(
+        f"{path} is half-built.",
+        why=f"a build that was interrupted, or still runs, committed {found}.",
+        fix=f"go on with {_BUILD} --resume, or give it up for what you do now with --overwrite.",
+    )
 
 
 def missing_cache(path: Path) -> CraftError:
@@ -123,8 +163,10 @@ def missing_cache(path: Path) -> CraftError:
         why = f"a build was killed while it replaced the cache; the old one is {_aside(path)}."
         fix = f"rename that to {path.name}, or run {_BUILD}."
     elif partial_folder(path).exists():
-        why = f"it is only half-built: a killed or running build left {partial_folder(path)}."
-        fix = f"wait for the build if it is running, else go on with {_BUILD} --resume."
+        why = f"it is only half-built: a killed or running command left {partial_folder(path)}."
+        fix = "wait if it is running, else " + (
+            f"go on with {_BUILD} --resume." if find_unfinished(path) else "start it again."
+        )
     else:
         why, fix = "nothing is there.", f"check the path, or make one with {_BUILD}."
     return CraftError(f"No cache at {path}.", why=why, fix=fix)
@@ -202,11 +244,7 @@ def _check_unfinished(path: Path, *, overwrite: bool, resume: bool) -> None:
     """Refuse to throw away what an interrupted build committed, unless that is asked for."""
     found = find_unfinished(path)
     if found and not (overwrite or resume):
-        raise CraftError(
-            f"{path} is half-built.",
-            why=f"a build that was interrupted, or still runs, committed {found}.",
-            fix=f"go on with {_BUILD} --resume, or start anew with --overwrite.",
-        )
+        raise half_built(path, found)
 
 
 def _check_leftover(folder: Path) -> None:

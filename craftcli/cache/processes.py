@@ -67,11 +67,14 @@ class Processes:
         if self.alone:
             yield
             return
+        import torch
         import torch.distributed as dist
 
+        # Counts are exchanged between processors, gradients between the devices they are on.
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         try:
             dist.init_process_group(
-                "gloo", rank=self.rank, world_size=self.world, timeout=_PATIENCE
+                backend, rank=self.rank, world_size=self.world, timeout=_PATIENCE
             )
         except (RuntimeError, ValueError) as error:
             raise CraftError(
@@ -83,6 +86,16 @@ class Processes:
             yield
         finally:
             dist.destroy_process_group()
+
+    def agree(self, text: str) -> str:
+        """The text that the first process gives, in all of them."""
+        if self.alone:
+            return text
+        import torch.distributed as dist
+
+        shared = [text]
+        dist.broadcast_object_list(shared)
+        return shared[0]
 
     def wait(self) -> None:
         """Go on once every process has come this far."""

@@ -9,16 +9,15 @@ from numpy.typing import NDArray
 
 from craftcli.cache.chunks import ArraySpec
 from craftcli.cache.dtypes import is_finite
-from craftcli.cache.format import DTYPES
+from craftcli.cache.format import DTYPES, IGNORED_LABEL, LABELS
 from craftcli.cache.layers import resolve_layers
-from craftcli.cache.prototypes import IGNORED_LABEL, Prototype, Shard, read_field
+from craftcli.cache.prototypes import Prototype, Shard, read_field
 from craftcli.cache.regrouping import Rows
 from craftcli.errors import CraftError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-LABELS = "outputs/labels"
 _STACK = "vlm"
 _UNKNOWN = "unknown"
 _TWO_VECTORS = "vision_text"

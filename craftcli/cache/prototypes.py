@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 INPUTS = ("pixel_values", "input_ids", "attention_mask")
 TARGETS = ("target_features", "teacher_hidden", "labels")
 COUNTS = ("num_samples", "num_anchors")
-IGNORED_LABEL = -100
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

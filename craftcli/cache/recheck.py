@@ -11,13 +11,12 @@ import torch
 from craftcli.cache.format import layer_names
 from craftcli.cache.reader import CacheReader
 from craftcli.cache.stats import scalar_variance
-from craftcli.choices import LossKind
-from craftcli.config import RetentionConfig
+from craftcli.choices import LossKind, Mode
 from craftcli.engine.anchors import AnchorBatch, AnchorSet
 from craftcli.engine.compatibility import TOLERANCE
+from craftcli.engine.imitation import Imitation
 from craftcli.engine.losses import layer_loss
 from craftcli.engine.reference_images import ReferenceImages
-from craftcli.engine.retention import Retention
 from craftcli.policies.loading import Checkpoint
 
 BATCH_ROWS = 8
@@ -94,15 +93,16 @@ def recheck(
     A cache that left its images in the dataset needs `images`.
     """
     anchors = AnchorSet.open(reader.path, batch_size=1, seed=0, images=images)
-    retention = Retention(
-        anchors, teacher.policy, teacher.adapter, RetentionConfig(), total_steps=1
-    )
+    adapter = teacher.for_stack(reader.manifest.stack).adapter
+    term = Imitation([Mode.HIDDEN], anchors, teacher.policy, adapter, loss=LossKind.NMSE)
     device = next(teacher.policy.parameters()).device
     checks: list[RowCheck] = []
     for start in range(0, len(rows), BATCH_ROWS):
         some = np.asarray(rows[start : start + BATCH_ROWS])
         batch = anchors.read(some, device)
-        checks += _compare(reader, some, batch, retention.student_states(batch), anchors.variances)
+        checks += _compare(
+            reader, some, batch, term.states(term.features(batch)), anchors.variances
+        )
     return checks
 
 
@@ -121,6 +121,8 @@ def _compare(
         name: reader.read(f"index/{name}", rows) for name in ("dataset_index", "episode", "frame")
     }
     checks = []
+    device = next(iter(states.values())).device
+    mask = torch.from_numpy(reader.read("hidden_mask", rows)).to(device)
     for at, row in enumerate(rows):
         one = slice(at, at + 1)
         drifts = {
@@ -128,7 +130,7 @@ def _compare(
                 layer_loss(
                     now[one],
                     batch.targets[layer][one],
-                    batch.mask[one],
+                    mask[one],
                     LossKind.NMSE,
                     variances[layer],
                 ).item()

@@ -1,25 +1,29 @@
 """Everything zarr: how a cache's group and arrays are made, opened and checked.
 
-This is the one module that imports zarr. `writer` writes rows through the arrays it makes, `reader`
-reads the chunk files past zarr once their metadata is checked. `format` describes the arrays.
+With `remote`, the one module that imports zarr. `writer` writes rows through the arrays it makes,
+`reader` reads them past zarr once their metadata is checked, unless somebody encoded them anew.
+`format` describes the arrays.
 """
 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
 from zarr.codecs import Crc32cCodec
 
-from craftcli.cache.chunks import ArraySpec, ChunkFiles
+from craftcli.cache.chunks import ArraySpec, Chunks, DamagedChunkError
 from craftcli.cache.dtypes import storage_dtype
+from craftcli.cache.folders import Folder
 from craftcli.cache.format import Manifest, layer_names
 from craftcli.cache.places import missing_cache
+from craftcli.cache.sites import open_folder
+from craftcli.cache.whole_chunks import DecodedChunks
 from craftcli.errors import CraftError
+from craftcli.locations import Location, RemotePath
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +36,10 @@ class OpenedCache:
     """Task strings that index/task points into."""
     specs: dict[str, ArraySpec]
     """The arrays with a row axis."""
-    files: dict[str, ChunkFiles]
-    """Chunk files of every array, `commit` and `stats/` included."""
+    chunks: dict[str, Chunks]
+    """Chunks of every array, `commit` and `stats/` included."""
+    folder: Folder
+    """Where it is."""
 
 
 def required_arrays(manifest: Manifest) -> dict[str, ArraySpec]:
@@ -55,39 +61,32 @@ def required_arrays(manifest: Manifest) -> dict[str, ArraySpec]:
     return arrays
 
 
-def row_files(
-    root: Path, manifest: Manifest, specs: Mapping[str, ArraySpec]
-) -> dict[str, ChunkFiles]:
-    """Where the cache at `root` keeps its arrays with a row axis."""
+def row_chunks(
+    folder: Folder, manifest: Manifest, specs: Mapping[str, ArraySpec]
+) -> dict[str, Chunks]:
+    """Where the cache in a folder keeps its arrays with a row axis."""
     rows, chunk_rows = manifest.rows, manifest.rows_per_chunk
-    return {
-        name: ChunkFiles(root=root, name=name, rows=rows, chunk_rows=chunk_rows, spec=spec)
-        for name, spec in specs.items()
-    }
+    return {name: folder.chunks(name, rows, chunk_rows, spec) for name, spec in specs.items()}
 
 
-def commit_files(root: Path, manifest: Manifest) -> ChunkFiles:
-    """Where the cache at `root` keeps the commit records of its chunks."""
-    record = ArraySpec(shape=(), dtype="uint32")
-    rows = manifest.chunk_count
-    return ChunkFiles(root=root, name="commit", rows=rows, chunk_rows=1, spec=record)
+def commit_chunks(folder: Folder, manifest: Manifest) -> Chunks:
+    """Where the cache in a folder keeps the commit records of its chunks."""
+    return folder.chunks("commit", manifest.chunk_count, 1, ArraySpec(shape=(), dtype="uint32"))
 
 
-def stats_files(root: Path, manifest: Manifest, layer: str) -> dict[str, ChunkFiles]:
-    """Where the cache at `root` keeps a layer's mean, variance and count, each in one chunk."""
+def stats_chunks(folder: Folder, manifest: Manifest, layer: str) -> dict[str, Chunks]:
+    """Where the cache in a folder keeps a layer's mean, variance and count, each in one chunk."""
     moments = ArraySpec(shape=(manifest.dim,), dtype="float64")
     specs = {"mean": moments, "variance": moments, "count": ArraySpec(shape=(), dtype="int64")}
     rows = manifest.vectors
     return {
-        entry: ChunkFiles(
-            root=root, name=f"stats/{layer}/{entry}", rows=rows, chunk_rows=rows, spec=spec
-        )
+        entry: folder.chunks(f"stats/{layer}/{entry}", rows, rows, spec)
         for entry, spec in specs.items()
     }
 
 
 def create_group(
-    folder: Path, manifest: Manifest, specs: Mapping[str, ArraySpec], tasks: Sequence[str]
+    folder: Folder, manifest: Manifest, specs: Mapping[str, ArraySpec], tasks: Sequence[str]
 ) -> zarr.Group:
     """Make the group of a cache with its attributes, without arrays."""
     attributes = {
@@ -97,27 +96,27 @@ def create_group(
     }
     attributes["digest"] = attributes_digest(attributes)
     # The mark goes in with the group itself, so that a killed build is known as ours.
-    return zarr.create_group(folder, zarr_format=3, attributes=attributes)
+    return zarr.create_group(folder.store, zarr_format=3, attributes=attributes)
 
 
-def create_array(group: zarr.Group, files: ChunkFiles) -> zarr.Array[Any]:
-    """Make the array that writes those chunk files."""
+def create_array(group: zarr.Group, chunks: Chunks) -> zarr.Array[Any]:
+    """Make the array that writes those chunks."""
     return group.create_array(
-        files.name,
-        shape=files.shape,
-        chunks=files.chunk_shape,
-        dtype=files.spec.dtype,
+        chunks.name,
+        shape=chunks.shape,
+        chunks=chunks.chunk_shape,
+        dtype=chunks.spec.dtype,
         filters=None,
         compressors=Crc32cCodec(),
         fill_value=0,
-        attributes=files.spec.attributes,
+        attributes=chunks.spec.attributes,
         # Without it a chunk of zeros has no file, and cannot be told from a lost one.
         config={"write_empty_chunks": True},
     )
 
 
 def open_to_write(
-    folder: Path, arrays: Iterable[ChunkFiles]
+    folder: Folder, arrays: Iterable[Chunks]
 ) -> tuple[zarr.Group, dict[str, zarr.Array[Any]]]:
     """Open an unfinished cache and those arrays of it, as `create_array` made them.
 
@@ -125,9 +124,23 @@ def open_to_write(
         CraftError: an array is missing or has other metadata.
     """
     # Not part of an array's metadata, so that it is to be said again.
-    with zarr.config.set({"array.write_empty_chunks": True}):
-        group = zarr.open_group(folder, mode="r+", zarr_format=3)
-        return group, {files.name: _check_array(folder, group, files) for files in arrays}
+    with folder.guard(), zarr.config.set({"array.write_empty_chunks": True}):
+        group = zarr.open_group(folder.store, mode="r+", zarr_format=3)
+        opened = {chunks.name: _check_array(folder, group, chunks) for chunks in arrays}
+    for name, array in opened.items():
+        if not _is_plain(array):
+            raise _broken(folder, f"array {name} is encoded by {_codecs(array)}")
+    return group, opened
+
+
+def read_attributes(folder: Folder) -> dict[str, Any] | None:
+    """The attributes of the Zarr group in a folder; None if there is none that can be read."""
+    try:
+        metadata = json.loads(folder.read("zarr.json") or b"null")
+    except (OSError, ValueError):
+        return None
+    attributes = metadata.get("attributes") if isinstance(metadata, dict) else None
+    return attributes if isinstance(attributes, dict) else None
 
 
 def attributes_digest(attributes: Mapping[str, Any]) -> str:
@@ -142,83 +155,103 @@ def update_manifest(group: zarr.Group, manifest: Manifest) -> None:
     group.update_attributes({"craft": manifest.to_json()})
 
 
-def metadata_files(root: Path, names: Iterable[str]) -> list[Path]:
-    """Zarr's metadata of the group at `root`, of its arrays `names` and of the groups between."""
-    folders = {root}
+def metadata_files(names: Iterable[str]) -> list[str]:
+    """Zarr's metadata of a cache, of its arrays `names` and of the groups between."""
+    parts = {""}
     for name in names:
-        folder = root / name
-        while folder != root:
-            folders.add(folder)
-            folder = folder.parent
-    return [folder / "zarr.json" for folder in sorted(folders)]
+        while name:
+            parts.add(f"{name}/")
+            name = name.rpartition("/")[0]
+    return [f"{part}zarr.json" for part in sorted(parts)]
 
 
-def open_cache(path: Path) -> OpenedCache:
+def open_cache(path: str | Location) -> OpenedCache:
     """Open a cache, or say what is wrong with it.
 
     Raises:
         CraftError: there is no complete cache, or its metadata is not what craft wrote.
     """
-    group = _open_group(path)
+    folder = open_folder(path)
+    with folder.guard():
+        return _open(folder)
+
+
+def _open(folder: Folder) -> OpenedCache:
+    group = _open_group(folder)
     attributes = group.attrs.asdict()
-    manifest = _read_manifest(path, attributes)
-    specs = _read_specs(path, attributes.get("arrays"))
+    manifest = _read_manifest(folder, attributes)
+    specs = _read_specs(folder, attributes.get("arrays"))
     tasks = attributes.get("tasks")
     if not isinstance(tasks, list) or not all(isinstance(task, str) for task in tasks):
-        raise _broken(path, 'the group attribute "tasks" is not a list of strings')
+        raise _broken(folder, 'the group attribute "tasks" is not a list of strings')
     for name, spec in required_arrays(manifest).items():
         if name not in specs:
-            raise _broken(path, f"array {name} is missing")
+            raise _broken(folder, f"array {name} is missing")
         if specs[name] != spec:
-            raise _broken(path, f"array {name} is not what the manifest says")
-    arrays = [*row_files(path, manifest, specs).values(), commit_files(path, manifest)]
+            raise _broken(folder, f"array {name} is not what the manifest says")
+    arrays = [*row_chunks(folder, manifest, specs).values(), commit_chunks(folder, manifest)]
     for layer in layer_names(manifest) if "hidden" in manifest.kinds else []:
-        arrays += stats_files(path, manifest, layer).values()
-    for files in arrays:
-        _check_array(path, group, files)
+        arrays += stats_chunks(folder, manifest, layer).values()
+    opened = [_readable(folder, _check_array(folder, group, chunks), chunks) for chunks in arrays]
     # Last, because the checks before it can say what is wrong, and this one only that something is.
     if attributes.get("digest") != attributes_digest(attributes):
-        raise _broken(path, "the manifest, the arrays or the tasks are not those that were written")
+        raise _broken(
+            folder, "the manifest, the arrays or the tasks are not those that were written"
+        )
     return OpenedCache(
         manifest=manifest,
         tasks=tuple(tasks),
         specs=specs,
-        files={files.name: files for files in arrays},
+        chunks={chunks.name: chunks for chunks in opened},
+        folder=folder,
     )
 
 
-def _open_group(path: Path) -> zarr.Group:
-    if not path.is_dir():
+def _open_group(folder: Folder) -> zarr.Group:
+    path = folder.path
+    if isinstance(path, RemotePath):
+        if folder.read("zarr.json") is None:
+            raise CraftError(
+                f"No cache at {path}.",
+                why="nothing is there.",
+                fix="check the URL, or make one with craft cache build.",
+            )
+    elif not path.is_dir():
         raise missing_cache(path)
     try:
-        return zarr.open_group(path, mode="r", zarr_format=3)
+        with folder.guard():
+            return zarr.open_group(folder.store, mode="r", zarr_format=3)
+    except CraftError:
+        raise
     # Zarr raises a different error for each way the metadata can be absent or malformed.
     except Exception as error:
         raise CraftError(
             f"{path} is not a craft cache.",
-            why=f"the folder is not a Zarr v3 group that can be read ({_brief(error)}).",
-            fix="give the folder that craft cache build wrote.",
+            why=f"it is not a Zarr v3 group that can be read ({_brief(error)}).",
+            fix="give what craft cache build wrote.",
         ) from error
 
 
-def _read_manifest(path: Path, attributes: Mapping[str, Any]) -> Manifest:
+def _read_manifest(folder: Folder, attributes: Mapping[str, Any]) -> Manifest:
     if "craft" not in attributes:
         raise CraftError(
-            f"{path} is not a craft cache.",
+            f"{folder.path} is not a craft cache.",
             why='it is a Zarr group without the attribute "craft".',
             fix="give the folder that craft cache build wrote.",
         )
     manifest = Manifest.from_json(attributes["craft"])
     if not manifest.complete:
         raise CraftError(
-            f"Cache {path} is incomplete.",
+            f"Cache {folder.path} is incomplete.",
             why="its build did not finish.",
-            fix="rebuild it with craft cache build --overwrite.",
+            fix="go on with craft cache build --resume, or start anew with --overwrite."
+            if isinstance(folder.path, RemotePath)
+            else "rebuild it with craft cache build --overwrite.",
         )
     return manifest
 
 
-def _read_specs(path: Path, data: Any) -> dict[str, ArraySpec]:
+def _read_specs(folder: Folder, data: Any) -> dict[str, ArraySpec]:
     try:
         return {
             name: ArraySpec(
@@ -229,46 +262,87 @@ def _read_specs(path: Path, data: Any) -> dict[str, ArraySpec]:
             for name, entry in data.items()
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _broken(path, f'the group attribute "arrays" is malformed ({error!r})') from error
+        raise _broken(folder, f'the group attribute "arrays" is malformed ({error!r})') from error
 
 
-def _check_array(path: Path, group: zarr.Group, files: ChunkFiles) -> zarr.Array[Any]:
-    """The array of those chunk files; refuse one whose metadata does not describe them."""
-    name, spec = files.name, files.spec
+def _check_array(folder: Folder, group: zarr.Group, chunks: Chunks) -> zarr.Array[Any]:
+    """The array of those chunks; refuse one whose metadata does not describe them."""
+    name, spec = chunks.name, chunks.spec
     try:
-        array = group[name]
+        with folder.guard():
+            array = group[name]
+    except CraftError:
+        raise
     except KeyError as error:
-        raise _broken(path, f"array {name} is missing") from error
+        raise _broken(folder, f"array {name} is missing") from error
     # As for the group: the errors for malformed metadata are many.
     except Exception as error:
-        raise _broken(path, f"the metadata of {name} cannot be read ({_brief(error)})") from error
+        problem = f"the metadata of {name} cannot be read ({_brief(error)})"
+        raise _broken(folder, problem) from error
     if not isinstance(array, zarr.Array):
-        raise _broken(path, f"array {name} is missing, there is a group of that name")
-    if array.shape != files.shape:
-        raise _broken(path, f"array {name} has the shape {array.shape}, not {files.shape}")
-    if array.chunks != files.chunk_shape or array.shards is not None:
-        raise _broken(path, f"array {name} has chunks of {array.chunks}, not {files.chunk_shape}")
+        raise _broken(folder, f"array {name} is missing, there is a group of that name")
+    if array.shape != chunks.shape:
+        raise _broken(folder, f"array {name} has the shape {array.shape}, not {chunks.shape}")
+    if array.chunks != chunks.chunk_shape or array.shards is not None:
+        found = f"{array.chunks}, not {chunks.chunk_shape}"
+        raise _broken(folder, f"array {name} has chunks of {found}")
     if array.dtype != np.dtype(spec.dtype) or array.attrs.asdict() != spec.attributes:
-        raise _broken(path, f"array {name} is {array.dtype} {array.attrs.asdict()}, not {spec}")
-    _check_encoding(path, array, files)
+        raise _broken(folder, f"array {name} is {array.dtype} {array.attrs.asdict()}, not {spec}")
     return array
 
 
-def _check_encoding(path: Path, array: zarr.Array[Any], files: ChunkFiles) -> None:
-    """Rows are read past zarr, which is right only for plain bytes under the default key."""
-    metadata, name = array.metadata, files.name
-    codecs = [codec.to_dict() for codec in metadata.codecs] if metadata.zarr_format == 3 else []
+def _readable(folder: Folder, array: zarr.Array[Any], chunks: Chunks) -> Chunks:
+    """The chunks past zarr if they are raw rows, else through it."""
+    if _is_plain(array) and f"{chunks.name}/{_key(array, 0)}" == chunks.key(0):
+        return chunks
+    # No commit record vouches for the statistics.
+    unsealed = chunks.name.startswith("stats/")
+    if unsealed and not any(codec["name"] == "crc32c" for codec in _codecs(array)):
+        raise _broken(folder, f"array {chunks.name} is encoded without crc32c")
+
+    def decode(chunk: int) -> Any:
+        first = chunk * chunks.chunk_rows
+        try:
+            with folder.guard():
+                # Zarr leaves out chunks of zeros, and takes what was lost for such a one.
+                if unsealed and folder.read(f"{chunks.name}/{_key(array, chunk)}") is None:
+                    chunks.fail(chunk, "it is missing")
+                return array[first : first + chunks.chunk_rows]
+        except (CraftError, DamagedChunkError):
+            raise
+        # Every codec has errors of its own.
+        except Exception as error:
+            chunks.fail(chunk, f"it cannot be decoded ({_brief(error)})")
+
+    return DecodedChunks(
+        name=chunks.name,
+        rows=chunks.rows,
+        chunk_rows=chunks.chunk_rows,
+        spec=chunks.spec,
+        decode=decode,
+    )
+
+
+def _is_plain(array: zarr.Array[Any]) -> bool:
+    """Whether chunks are little-endian rows and their crc32c, and nothing else."""
+    codecs = _codecs(array)
     names = [codec["name"] for codec in codecs]
-    if names != ["bytes", "crc32c"] or "big" in str(codecs[0].get("configuration")):
-        raise _broken(path, f"array {name} is encoded by {codecs}, not little-endian bytes, crc32c")
-    key = metadata.encode_chunk_key((0,) * len(array.shape))
-    if files.folder / key != files.file(0):
-        raise _broken(path, f"array {name} names its chunks another way, as in {key}")
+    return names == ["bytes", "crc32c"] and "big" not in str(codecs[0].get("configuration"))
 
 
-def _broken(path: Path, problem: str) -> CraftError:
+def _codecs(array: zarr.Array[Any]) -> list[dict[str, Any]]:
+    """What an array is encoded by; Zarr's second version has no such list."""
+    metadata = array.metadata
+    return [codec.to_dict() for codec in metadata.codecs] if metadata.zarr_format == 3 else []
+
+
+def _key(array: zarr.Array[Any], chunk: int) -> str:
+    return array.metadata.encode_chunk_key((chunk, *(0 for _ in array.shape[1:])))
+
+
+def _broken(folder: Folder, problem: str) -> CraftError:
     return CraftError(
-        f"Cache {path} is damaged.",
+        f"Cache {folder.path} is damaged.",
         why=f"{problem}.",
         fix="restore it from a copy, or rebuild it with craft cache build --overwrite.",
     )

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -144,8 +144,7 @@ def summarize(reader: "CacheReader") -> CacheSummary:
 
 def _ended(reader: "CacheReader") -> str:
     # Not in the manifest: the same build gives the same bytes whenever it runs.
-    seconds = (reader.path / "zarr.json").stat().st_mtime
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    return reader.modified().astimezone(UTC).isoformat(timespec="seconds")
 
 
 def _layer_norms(reader: "CacheReader", layer: str) -> LayerNorms:

@@ -1,10 +1,13 @@
-"""What is stored for a row: the teacher's hidden states, and the inputs it saw."""
+"""What is stored for a row: what the teacher made of it, and the inputs it saw."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from craftcli.cache.chunks import ArraySpec
 from craftcli.cache.dtypes import encode
@@ -12,45 +15,72 @@ from craftcli.cache.inputs import UINT8_IMAGE, fits_bytes, pack
 from craftcli.cache.layers import parse_layers, resolve_layers
 from craftcli.cache.pooling import needs_action_tokens, pool, required_tokens
 from craftcli.cache.prompts import Prompts
-from craftcli.choices import Images, Pooling, StoreDtype
+from craftcli.cache.teacher_outputs import check_kinds, stored_outputs
+from craftcli.choices import ActionSource, Images, Kind, Layout, Pooling, StoreDtype
 from craftcli.config import CacheConfig
 from craftcli.errors import EXIT_USAGE, CraftError
-from craftcli.policies.base import Batch, PolicyAdapter
+from craftcli.policies.base import Batch, Features, Wanted
 from craftcli.policies.data import read_rows
 from craftcli.policies.loading import Checkpoint
 
 type Rows = dict[str, NDArray[Any]]
+
+HIDDEN = "hidden/"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """What is kept of a teacher: which layers of which stack, which tokens, in which precision."""
 
+    kinds: tuple[Kind, ...]
     stack: str
     layers: tuple[int, ...]
-    """Counted from 0."""
+    """Counted from 0; none when no hidden states are kept."""
     layer_count: int
     pooling: Pooling
     dtype: str
+    actions: ActionSource
+    top_k: int
+    seed: int
+    """Of what the policy draws at random."""
+    layout: Layout | None = None
+    """How the states lie of a stack that was named by its path; None until it is found."""
+
+    @property
+    def wanted(self) -> Wanted:
+        """What is asked of the teacher's forward pass."""
+        return Wanted(
+            stack=self.stack,
+            layers=self.layers,
+            with_actions=needs_action_tokens(self.pooling),
+            output=Kind.ACTION in self.kinds or Kind.TOKEN_CE in self.kinds,
+            layout=self.layout,
+        )
 
 
 def resolve_recipe(config: CacheConfig, teacher: Checkpoint) -> Recipe:
     """The settings with the policy family's defaults filled in, checked against the policy."""
     adapter = teacher.adapter
+    check_kinds(adapter, config.kinds)
     stack = config.stack or adapter.default_stack
-    count = len(adapter.stack(teacher.policy, stack).layers)
+    count = len(adapter.stack(teacher.policy, stack))
     layers = adapter.default_layers if config.layers is None else parse_layers(config.layers)
-    pooling = config.pooling or adapter.default_pooling
-    _check_tokens(adapter, pooling)
+    pooling = config.pooling or adapter.pooling_of(stack)
+    _check_tokens(teacher, stack, pooling)
     dtype = config.dtype.value
     if config.dtype is StoreDtype.AUTO:
         dtype = str(adapter.compute_dtype(teacher.policy)).removeprefix("torch.")
     return Recipe(
+        kinds=config.kinds,
         stack=stack,
-        layers=resolve_layers(layers, count),
+        layers=resolve_layers(layers, count) if Kind.HIDDEN in config.kinds else (),
         layer_count=count,
         pooling=pooling,
         dtype=dtype,
+        actions=config.actions,
+        top_k=config.top_k,
+        seed=config.seed,
+        layout=config.layout,
     )
 
 
@@ -80,7 +110,7 @@ class TeacherRows:
     ) -> None:
         self._teacher = teacher
         self._dataset = dataset
-        self._recipe = recipe
+        self.recipe = recipe
         self.prompts = prompts or Prompts()
         self.tasks = self.prompts.all([str(task) for task in dataset.meta.tasks.index])
         self._task_numbers = {task: number for number, task in enumerate(self.tasks)}
@@ -90,6 +120,8 @@ class TeacherRows:
         cameras = teacher.adapter.image_keys(teacher.policy, batch)
         self._as_bytes = {key for key in cameras if fits_bytes(batch[key].cpu())}
         self._left_out = frozenset(cameras if images is Images.REFERENCE else ())
+        if recipe.layers and recipe.layout is None:
+            self.recipe = replace(recipe, layout=self._found_layout(first))
         self.specs = self._specs(self.compute([first]))
 
     def compute(self, rows: list[int]) -> Rows:
@@ -114,38 +146,46 @@ class TeacherRows:
             batch=self._teacher.preprocess(raw),
         )
 
+    @torch.no_grad()
     def run(self, prepared: Prepared) -> Rows:
         """Run the teacher; the arrays of the rows that were prepared."""
-        batch = prepared.batch
-        return {**prepared.index, **self._hidden(batch), **self._inputs(batch)}
+        recipe, adapter, policy = self.recipe, self._teacher.adapter, self._teacher.policy
+        batch = self._complete(prepared)
+        features = adapter.features(policy, batch, recipe.wanted)
+        targets = self._hidden(features) if recipe.layers else {}
+        if features.output is not None:
+            targets |= stored_outputs(
+                adapter, batch, features.output, recipe.kinds, top_k=recipe.top_k
+            )
+        return {**prepared.index, **_stored(targets, recipe.dtype), **self._inputs(batch)}
+
+    def _complete(self, prepared: Prepared) -> Batch:
+        """The batch as the teacher takes it, with whatever it would draw at random."""
+        return self._teacher.adapter.anchor_inputs(
+            self._teacher.policy,
+            prepared.batch,
+            seeds=row_seeds(self.recipe.seed, prepared.index["index/dataset_index"]),
+            own_actions=self.recipe.actions is ActionSource.TEACHER,
+        )
 
     @torch.no_grad()
-    def _hidden(self, batch: Batch) -> Rows:
-        """The states of every layer; a row that is not finite in one is invalid and zero in all."""
-        recipe = self._recipe
-        features = self._teacher.adapter.features(
-            self._teacher.policy,
-            batch,
-            stack=recipe.stack,
-            layers=recipe.layers,
-            with_actions=needs_action_tokens(recipe.pooling),
+    def _found_layout(self, row: int) -> Layout | None:
+        return self._teacher.adapter.found_layout(
+            self._teacher.policy, self._complete(self.prepare([row])), self.recipe.wanted
         )
+
+    def _hidden(self, features: Features) -> dict[str, Tensor]:
+        """The pooled states of every layer, and which of their vectors exist."""
+        recipe = self.recipe
         pooled = {
             layer: pool(features.hidden[layer], features.masks, recipe.pooling)
             for layer in recipe.layers
         }
-        valid = _finite_rows([layer.vectors for layer in pooled.values()])
-        stored: Rows = {"valid": valid.cpu().numpy()}
-        for layer, states in pooled.items():
-            vectors = torch.where(valid[:, None, None], states.vectors, 0)
-            stored[f"hidden/{recipe.stack}.{layer}"] = encode(vectors.cpu().numpy(), recipe.dtype)
-            stored["hidden_mask"] = states.mask.cpu().numpy()
-        return stored
+        states = {f"{HIDDEN}{recipe.stack}.{layer}": p.vectors for layer, p in pooled.items()}
+        return {**states, "hidden_mask": next(iter(pooled.values())).mask}
 
     def _inputs(self, batch: Batch) -> Rows:
-        keys = self._teacher.adapter.input_keys(
-            self._teacher.policy, batch, with_actions=needs_action_tokens(self._recipe.pooling)
-        )
+        keys = self._teacher.adapter.input_keys(self._teacher.policy, batch, self.recipe.wanted)
         return {
             f"inputs/{key}": pack(batch[key], as_bytes=key in self._as_bytes)
             for key in keys
@@ -164,17 +204,42 @@ class TeacherRows:
         }
 
 
-def _check_tokens(adapter: PolicyAdapter, pooling: Pooling) -> None:
-    missing = required_tokens(pooling) - adapter.token_kinds
+def _check_tokens(teacher: Checkpoint, stack: str, pooling: Pooling) -> None:
+    adapter = teacher.adapter
+    carried, prefix = adapter.tokens_of(stack), frozenset({"image", "text"})
+    missing = required_tokens(pooling) - carried
+    if not required_tokens(pooling) and carried.isdisjoint(prefix):
+        # Poolings that name no kind take the image and text tokens, whichever there are.
+        missing = prefix
     if missing:
         raise CraftError(
             f"The pooling {pooling} does not work for this policy.",
-            why=f"{adapter.policy_types[0]} has no {' or '.join(sorted(missing))} tokens.",
-            fix=f"use --pooling {adapter.default_pooling}.",
+            why=f"the stack {stack} of {teacher.policy_type} has no "
+            f"{' or '.join(sorted(missing))} tokens that craft knows.",
+            fix=f"use --pooling {adapter.pooling_of(stack)}.",
             exit_code=EXIT_USAGE,
         )
 
 
-def _finite_rows(layers: list[torch.Tensor]) -> torch.Tensor:
-    """[B] bool: which rows have no NaN or infinity in the vectors of any layer."""
-    return torch.stack([torch.isfinite(layer).flatten(1).all(1) for layer in layers]).all(0)
+def row_seeds(seed: int, dataset_indices: NDArray[Any]) -> list[int]:
+    """A seed for every row, the same whichever rows it is computed with."""
+    return [
+        int(np.random.SeedSequence([seed, int(index)]).generate_state(1, dtype=np.uint32)[0])
+        for index in dataset_indices
+    ]
+
+
+def _stored(targets: Mapping[str, Tensor], dtype: str) -> Rows:
+    """The arrays of the targets; a row that is not finite in one is invalid and zero in all."""
+    numbers = {name: t for name, t in targets.items() if t.is_floating_point()}
+    finite = [torch.isfinite(values).flatten(1).all(1) for values in numbers.values()]
+    anything = next(iter(targets.values()))
+    valid = torch.ones(len(anything), dtype=torch.bool, device=anything.device)
+    valid = torch.stack([valid, *finite]).all(0)
+    stored: Rows = {"valid": valid.cpu().numpy()}
+    for name, values in targets.items():
+        if name in numbers:
+            values = torch.where(valid.reshape(-1, *[1] * (values.dim() - 1)), values, 0)
+        array = values.cpu().numpy()
+        stored[name] = encode(array, dtype) if name.startswith(HIDDEN) else array
+    return stored

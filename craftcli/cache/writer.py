@@ -1,42 +1,32 @@
-"""Writing a cache: chunk by chunk beside its place, then statistics, then the move."""
+"""Writing a cache: chunk by chunk, then statistics, then the word that it is complete."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy.typing as npt
 
-from craftcli.cache.chunks import ArraySpec, commit_record
-from craftcli.cache.disk import disk_full, sync
+from craftcli.cache.chunks import ArraySpec
 from craftcli.cache.draft import Draft, Resumable
 from craftcli.cache.format import Manifest, layer_names
-from craftcli.cache.lock import BuildLock
-from craftcli.cache.places import (
-    check_destination,
-    is_craft_cache,
-    make_partial,
-    move_into_place,
-    partial_folder,
-    place_of,
-    try_remove,
-)
 from craftcli.cache.processes import Processes
 from craftcli.cache.row_checks import check_arrays, check_finite, check_layout
+from craftcli.cache.sites import Lock, Site, open_site
 from craftcli.cache.store import (
     create_array,
     metadata_files,
     open_to_write,
-    stats_files,
+    stats_chunks,
     update_manifest,
 )
+from craftcli.locations import Location
 
 ALONE = Processes()
 
 
 class CacheWriter:
-    """Builds a cache beside its final place, and moves it there when it is complete.
+    """Builds a cache that is none before it is complete; `sites` tells where it grows meanwhile.
 
     Used as a context manager: leaving it without `finish` removes what was built, or keeps it if
     chunks of a resumable build are committed; what was at `path` before stays as it was.
@@ -44,20 +34,21 @@ class CacheWriter:
 
     def __init__(
         self,
-        path: Path,
+        site: Site,
         draft: Draft,
-        lock: BuildLock,
+        lock: Lock,
         processes: Processes,
         *,
         overwrite: bool,
         keep: bool,
     ) -> None:
-        self.path = path
+        self.path = site.path
         self.manifest = draft.manifest
         self.reused = frozenset(
             chunk for chunk in processes.own(self.manifest.chunk_count) if draft.is_done(chunk)
         )
         """Chunks of this process that an earlier build committed."""
+        self._site = site
         self._draft = draft
         self._lock = lock
         self._processes = processes
@@ -66,14 +57,14 @@ class CacheWriter:
         self._committed = set(self.reused)
         self._finished = False
         self._discarded = False
-        opened = open_to_write(draft.folder, [*draft.files.values(), draft.commit])
+        opened = open_to_write(draft.folder, [*draft.chunks.values(), draft.commit])
         self._group, self._arrays = opened
         self._commit = self._arrays.pop("commit")
 
     @classmethod
     def create(
         cls,
-        path: Path,
+        path: str | Location,
         manifest: Manifest,
         arrays: Mapping[str, ArraySpec],
         *,
@@ -91,21 +82,21 @@ class CacheWriter:
             ValueError: `arrays` does not fit the manifest.
         """
         check_arrays(manifest, arrays)
-        path = place_of(path)
+        site = open_site(path)
         draft = Draft(
-            folder=partial_folder(path),
+            folder=site.folder,
             manifest=replace(manifest, complete=False),
             arrays=dict(sorted(arrays.items())),
             tasks=tasks,
-            settings=resumable.settings if resumable else {},
+            settings=resumable.settings if resumable else None,
         )
-        lock = BuildLock(path, processes)
+        lock = site.lock(processes)
         try:
             if processes.is_first:
                 lock.acquire()
                 resume = resumable is not None and resumable.resume
-                with disk_full(path, draft.total_bytes):
-                    _prepare(draft, path, overwrite=overwrite, resume=resume)
+                with draft.folder.guard(draft.total_bytes):
+                    _prepare(draft, site, overwrite=overwrite, resume=resume)
                 lock.admit()
             processes.wait()
             if not processes.is_first:
@@ -114,7 +105,7 @@ class CacheWriter:
             # From here on everyone holds the lock, so that nobody writes into a later build.
             processes.wait()
             keep = resumable is not None
-            return cls(path, draft, lock, processes, overwrite=overwrite, keep=keep)
+            return cls(site, draft, lock, processes, overwrite=overwrite, keep=keep)
         except BaseException:
             lock.release()
             raise
@@ -135,7 +126,7 @@ class CacheWriter:
         # While other processes may still be writing, a folder cannot be removed from under them.
         useless = self._processes.alone and not (self._keep and self._committed)
         if not self._finished and self._processes.is_first and (self._discarded or useless):
-            try_remove(self._draft.folder)
+            self._site.abandon()
         self._lock.release(done=self._finished or self._discarded)
 
     def write_chunk(self, chunk: int, rows: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -153,12 +144,11 @@ class CacheWriter:
         draft = self._draft
         check_layout(draft.arrays, where.stop - where.start, len(draft.tasks), rows)
         check_finite(self.manifest, where.start, rows)
-        with disk_full(self.path, draft.total_bytes):
-            for name, array in self._arrays.items():
-                array[where] = rows[name]
-            sync(draft.folder, [files.file(chunk) for files in draft.files.values()])
-            self._commit[chunk] = commit_record(draft.files.values(), chunk)
-            sync(draft.folder, [draft.commit.file(chunk)])
+        with draft.folder.guard(draft.total_bytes):
+            draft.write(self._arrays, where, rows)
+            draft.folder.persist(chunks.key(chunk) for chunks in draft.chunks.values())
+            self._commit[chunk] = draft.record(chunk)
+            draft.folder.persist([draft.commit.key(chunk)])
         self._committed.add(chunk)
 
     def read_all(self, name: str) -> npt.NDArray[Any]:
@@ -188,14 +178,15 @@ class CacheWriter:
         draft, chunks = self._draft, range(self.manifest.chunk_count)
         of_others = (chunk for chunk in chunks if chunk not in self._committed)
         self._require(sum(not draft.is_sealed(chunk) for chunk in of_others))
-        with disk_full(self.path, draft.total_bytes):
+        with draft.folder.guard(draft.total_bytes):
             stats = self._write_stats()
+            draft.folder.persist(metadata_files(stats))
+            draft.strip()
+            # Last, because from now on a cache that is in its place counts as one.
             self.manifest = replace(self.manifest, complete=True)
             update_manifest(self._group, self.manifest)
-            sync(draft.folder, metadata_files(draft.folder, stats))
-        check_destination(self.path, overwrite=self._overwrite)
-        draft.strip()
-        move_into_place(draft.folder, self.path)
+            draft.folder.persist(metadata_files([]))
+            self._site.publish(overwrite=self._overwrite)
 
     def _require(self, missing: int) -> None:
         if missing:
@@ -206,22 +197,21 @@ class CacheWriter:
         written: list[str] = []
         for layer in layer_names(self.manifest) if "hidden" in self.manifest.kinds else []:
             result = self._draft.layer_stats(layer)
-            for entry, files in stats_files(self._draft.folder, self.manifest, layer).items():
-                create_array(self._group, files)[:] = getattr(result, entry)
-                sync(self._draft.folder, [files.file(0)])
-                written.append(files.name)
+            for entry, chunks in stats_chunks(self._draft.folder, self.manifest, layer).items():
+                create_array(self._group, chunks)[:] = getattr(result, entry)
+                self._draft.folder.persist([chunks.key(0)])
+                written.append(chunks.name)
         return written
 
 
-def _prepare(draft: Draft, path: Path, *, overwrite: bool, resume: bool) -> None:
+def _prepare(draft: Draft, site: Site, *, overwrite: bool, resume: bool) -> None:
     """Have the folder of the draft there, with its arrays and maybe with committed chunks."""
-    folder = make_partial(path, overwrite=overwrite, resume=resume)
-    if is_craft_cache(folder):
+    if site.prepare(overwrite=overwrite, resume=resume):
         draft.check_same()
         draft.clean()
         return
     try:
         draft.begin()
     except BaseException:
-        try_remove(folder)
+        site.abandon()
         raise

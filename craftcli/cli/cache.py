@@ -35,15 +35,15 @@ app = typer.Typer(
 )
 def build(source: Source[CacheConfig], output: Output) -> None:
     """Build a cache."""
-    from craftcli.cache.places import check_place
     from craftcli.cache.processes import Processes
+    from craftcli.cache.sites import open_site
 
     config = source.settings
     quiet_libraries(debug=output.debug)
     if not Processes.from_environment().is_first:
         _assist(config)
         return
-    check_place(config.output, overwrite=config.overwrite, resume=config.resume)
+    open_site(config.output).check(overwrite=config.overwrite, resume=config.resume)
     with output.status("Loading the policy ..."):
         from craftcli.cache.build import build_cache
         from craftcli.cache.reader import CacheReader
@@ -90,13 +90,18 @@ def _assist(config: CacheConfig) -> None:
 @contextmanager
 def _told_what_is_kept(config: CacheConfig, output: Output) -> Iterator[None]:
     """Say what a build that breaks off leaves to go on with."""
-    from craftcli.cache.places import find_unfinished
+    from craftcli.cache.remote import StoreGoneError
+    from craftcli.cache.sites import open_site
 
-    before = find_unfinished(config.output)
+    site = open_site(config.output)
+    before = site.unfinished()
     try:
         yield
+    except StoreGoneError:
+        # Nobody can look what is there now; the error says how to go on.
+        raise
     except BaseException:
-        kept = find_unfinished(config.output)
+        kept = site.unfinished()
         if kept and kept != before:
             output.note(f"Kept {kept}: craft cache build --resume goes on from there.")
         raise

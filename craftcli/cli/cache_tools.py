@@ -5,13 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from craftcli.cli.options import AsJson, Debug, epilog, guarded
+from craftcli.cli.options import AsJson, Debug, epilog, guarded, parse_location
 from craftcli.cli.output import Output, size
 
 if TYPE_CHECKING:
     from craftcli.cache.prototype_contents import Contents
 
-CachePath = Annotated[Path, typer.Option("-o", "--output", help="Where the new cache is written.")]
+_AT: dict[str, Any] = {"parser": parse_location, "metavar": "PATH"}
+CachePath = Annotated[
+    Path, typer.Option("-o", "--output", **_AT, help="Where the new cache is written.")
+]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace what is there once the new file is whole.")
 ]
@@ -62,10 +65,10 @@ def import_folder(
 
     def act(output: Output) -> None:
         from craftcli.cache.importing import import_prototype
-        from craftcli.cache.places import check_destination
         from craftcli.cache.prototype_contents import look_through
+        from craftcli.cache.sites import open_site
 
-        check_destination(output_path, overwrite=overwrite)
+        open_site(output_path).check(overwrite=overwrite, resume=False)
         with output.status(f"Reading {folder} ..."):
             contents = look_through(folder, layer_count=layer_count, trust_rows=trust_rows)
         found = _describe(contents)
@@ -83,7 +86,10 @@ def import_folder(
 
 
 def merge(
-    paths: Annotated[list[Path], typer.Argument(metavar="A B ...", help="The caches, in order.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(parser=parse_location, metavar="A B ...", help="The caches, in order."),
+    ],
     output_path: CachePath,
     keep_duplicates: Annotated[
         bool, typer.Option("--keep-duplicates", help="Keep frames that come more than once.")
@@ -96,9 +102,9 @@ def merge(
 
     def act(output: Output) -> None:
         from craftcli.cache.merging import merge_caches, plan_merge
-        from craftcli.cache.places import check_destination
+        from craftcli.cache.sites import open_site
 
-        check_destination(output_path, overwrite=overwrite)
+        open_site(output_path).check(overwrite=overwrite, resume=False)
         plan = plan_merge(paths, keep_duplicates=keep_duplicates)
         rows = plan.manifest.rows
         output.say(f"Writing {rows} rows, {size(rows * plan.bytes_per_row)}, to {output_path}")
@@ -112,7 +118,7 @@ def merge(
 
 
 def export(
-    path: Annotated[Path, typer.Argument(help="The cache.")] = Path("anchors.zarr"),
+    path: Annotated[Path, typer.Argument(**_AT, help="The cache.")] = Path("anchors.zarr"),
     output_path: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="The file. Without it: PATH, ending in .safetensors."),
@@ -129,7 +135,8 @@ def export(
     def act(output: Output) -> None:
         from craftcli.cache.exporting import check_file, export_cache, plan_export
 
-        file = output_path or path.with_suffix(".safetensors")
+        beside = path if isinstance(path, Path) else Path(path.name)
+        file = output_path or beside.with_suffix(".safetensors")
         check_file(file, overwrite=overwrite)
         plan = plan_export(path, inputs=inputs)
         rows, count = plan.reader.manifest.rows, len(plan.names)

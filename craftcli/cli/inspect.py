@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from craftcli.cli.inspection import VERIFY_ROWS, Asked, run
-from craftcli.cli.options import AsJson, Debug, epilog, guarded
+from craftcli.cli.options import AsJson, Debug, epilog, guarded, parse_location
 from craftcli.cli.output import Output
 
 _AT_HAND = "Policy and data"
@@ -27,7 +27,10 @@ def register(app: typer.Typer) -> None:
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(help="The cache.")] = Path("anchors.zarr"),
+    path: Annotated[
+        Path,
+        typer.Argument(parser=parse_location, metavar="PATH", help="The cache: a folder or a URL."),
+    ] = Path("anchors.zarr"),
     verify: Annotated[
         bool,
         typer.Option(

@@ -15,6 +15,7 @@ from craftcli.cli.output import Output
 from craftcli.cli.quiet import quiet_libraries
 from craftcli.config import DEMO
 from craftcli.errors import EXIT_CHECK_FAILED, EXIT_USAGE, CraftError
+from craftcli.locations import Location
 from craftcli.settings import option_name
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ VERIFY_ROWS = 8
 class Asked:
     """What was asked for; None is what was not."""
 
-    path: Path
+    path: Location
     verify: bool
     verify_rows: int | None
     plot: Path | None
@@ -122,15 +123,19 @@ def run(asked: Asked, output: Output) -> None:
     _require_agreement(findings, asked.path)
 
 
-def _open(path: Path, output: Output) -> "CacheReader":
+def _open(path: Location, output: Output) -> "CacheReader":
     """Open the cache; of one that is half-built, say how far it got."""
-    from craftcli.cache.places import find_unfinished
     from craftcli.cache.reader import CacheReader
+    from craftcli.cache.remote import StoreGoneError
+    from craftcli.cache.sites import open_site
 
     try:
         return CacheReader.open(path)
+    except StoreGoneError:
+        raise
     except CraftError as error:
-        unfinished = None if path.exists() else find_unfinished(path)
+        there = isinstance(path, Path) and path.exists()
+        unfinished = None if there else open_site(path).unfinished()
         if unfinished is None:
             raise
         done, chunks = unfinished.committed, unfinished.chunks
@@ -175,7 +180,7 @@ def _compare(reader: "CacheReader", asked: Asked, output: Output) -> _Findings:
     return _Findings(matches=matches, checks=rerun.checks, not_run=rerun.not_run)
 
 
-def _require_sound(problems: list[str], path: Path) -> None:
+def _require_sound(problems: list[str], path: Location) -> None:
     if problems:
         raise CraftError(
             f"The cache {path} is damaged.",
@@ -185,7 +190,7 @@ def _require_sound(problems: list[str], path: Path) -> None:
         )
 
 
-def _require_agreement(findings: _Findings, path: Path) -> None:
+def _require_agreement(findings: _Findings, path: Location) -> None:
     """Stop with the fields that differ, or with the rows that are off."""
     differing = [match for match in findings.matches if not match.matches]
     off = [check for check in findings.checks if not check.passed]

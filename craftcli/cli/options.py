@@ -12,6 +12,7 @@ import typer
 
 from craftcli.cli.output import Output
 from craftcli.errors import EXIT_ERROR, EXIT_INTERRUPTED, CraftError
+from craftcli.locations import Location, RemotePath, locate
 from craftcli.settings import Settings, Source, option_name, resolve
 
 ConfigFile = Annotated[
@@ -88,6 +89,14 @@ def guarded(act: Callable[[Output], None], *, as_json: bool, debug: bool) -> Non
         raise typer.Exit(EXIT_ERROR) from None
 
 
+def parse_location(text: str) -> Location:
+    """A folder or a URL from the command line."""
+    try:
+        return locate(text)
+    except CraftError as error:
+        raise typer.BadParameter(f"{error.what} Why: {error.why}") from error
+
+
 def epilog(*examples: str) -> str:
     """Examples as the end of a command's help."""
     return "Examples:\n\n" + "\n\n".join(f"  {example}" for example in examples)
@@ -102,9 +111,12 @@ def _option(field: Any, hint: Any, defaults: Mapping[str, Any]) -> inspect.Param
         shown: str | bool = f"--no-{flag.removeprefix('--')}" if not default else flag
     else:
         shown = default.value if isinstance(default, Enum) else str(default)
+    # Typer would make a Path of a URL, and lose a slash.
+    remote: dict[str, Any] = {"parser": parse_location, "metavar": "PATH"}
     option = typer.Option(
         spelled,
         *field.metadata["aliases"],
+        **(remote if RemotePath in get_args(hint) else {}),
         help=field.metadata["help"],
         show_default=False if default is None else shown,
         rich_help_panel=field.metadata["panel"],

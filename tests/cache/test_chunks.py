@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from craftcli.cache import chunks
-from craftcli.cache.chunks import ArraySpec, ChunkFiles, DamagedChunkError, commit_record
+from craftcli.cache import chunk_files
+from craftcli.cache.chunk_files import ChunkFiles
+from craftcli.cache.chunks import ArraySpec, DamagedChunkError, seal_of
 
 
 def checksum(payload: bytes) -> bytes:
@@ -122,7 +123,7 @@ def test_a_file_is_read_piece_by_piece(
     files: ChunkFiles, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
 ) -> None:
     expected = files.load(2).copy()
-    monkeypatch.setattr(chunks, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(chunk_files, "_PIECE_BYTES", piece_bytes)
     out = np.empty((2, 3), np.float32)
     files.load_into(2, out)
     np.testing.assert_array_equal(out, expected)
@@ -138,7 +139,7 @@ def test_a_sealed_chunk_must_have_that_checksum(files: ChunkFiles) -> None:
     files.load(0, sealed=files.checksum(0))
     files.load_into(0, out, sealed=files.checksum(0))
     for load in (files.load, lambda chunk, **how: files.load_into(chunk, out, **how)):
-        with pytest.raises(DamagedChunkError, match=r"rows 0 to 3\): the file was replaced"):
+        with pytest.raises(DamagedChunkError, match=r"rows 0 to 3\): it was replaced"):
             load(0, sealed=files.checksum(1))
     with pytest.raises(DamagedChunkError, match="replaced"):
         files.load(0, check=False, sealed=files.checksum(1))
@@ -149,7 +150,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_damaged(
 ) -> None:
     truncate(files.file(0))
     sizes = SimpleNamespace(st_size=52)
-    monkeypatch.setattr(chunks.os, "fstat", lambda _: sizes)
+    monkeypatch.setattr(chunk_files.os, "fstat", lambda _: sizes)
     assert files.damage(0) == "a/b chunk 0 (rows 0 to 3): the file cannot be read (it ended early)"
 
 
@@ -174,6 +175,10 @@ def test_a_disk_error_is_damage(files: ChunkFiles, monkeypatch: pytest.MonkeyPat
     assert files.damage(0) == "a/b chunk 0 (rows 0 to 3): the file cannot be read (broken disk)"
 
 
+def commit_record(arrays: list[ChunkFiles], chunk: int) -> int:
+    return seal_of(files.checksum(chunk) for files in arrays)
+
+
 def test_a_commit_record_depends_on_every_array_and_on_their_order(tmp_path: Path) -> None:
     one, two = (write(tmp_path, np.full(4, value), 2, f"x{value}") for value in (1, 2))
     record = commit_record([one, two], 0)
@@ -196,7 +201,7 @@ def test_rows_are_numbers_on_non_empty_axes(shape: tuple[int, ...], dtype: str) 
 
 def test_chunks_and_places_need_no_zarr() -> None:
     code = (
-        "import sys, craftcli.cache.chunks, craftcli.cache.places;"
+        "import sys, craftcli.cache.chunk_files, craftcli.cache.places;"
         "assert not {'zarr', 'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

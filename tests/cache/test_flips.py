@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from craftcli.cache.chunks import ChunkFiles
+from craftcli.cache.chunk_files import ChunkFiles
 from craftcli.cache.reader import CacheReader
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -46,6 +46,6 @@ def test_without_checksums_flips_are_missed(
     def no_check(*_: Any) -> None:
         pass
 
-    monkeypatch.setattr(ChunkFiles, "_check_ending", no_check)
+    monkeypatch.setattr(ChunkFiles, "check_ending", no_check)
     missed = flips.count_missed(cache, 10)
     assert min(missed.values()) > 0

@@ -20,6 +20,7 @@ from craftcli.cache.format import DatasetIdentity, Manifest, TeacherIdentity
 from craftcli.cache.lock import BuildLock
 from craftcli.cache.processes import Processes
 from craftcli.cache.reader import CacheReader
+from craftcli.cache.sites import LocalSite
 from craftcli.cache.store import required_arrays
 from craftcli.cache.writer import CacheWriter
 from craftcli.errors import CraftError
@@ -227,13 +228,14 @@ def build_and_stop_in_finish(path: Path, step: str = "update_manifest") -> None:
         raise StoppedError
 
     with pytest.MonkeyPatch.context() as patch:
-        owner: Any = writer_module.Draft if step == "strip" else writer_module
+        owners = {"strip": writer_module.Draft, "publish": LocalSite}
+        owner: Any = owners.get(step, writer_module)
         patch.setattr(owner, step, stop)
         build(path)
 
 
 @pytest.mark.parametrize(
-    "step", ["stats_files", "update_manifest", "metadata_files", "strip", "move_into_place"]
+    "step", ["stats_chunks", "metadata_files", "strip", "update_manifest", "publish"]
 )
 def test_a_build_that_breaks_off_while_it_finishes_is_continued(
     path: Path, undisturbed: Any, step: str

@@ -1,15 +1,20 @@
 """`craft cache import`, `merge` and `export` as commands: what they print, refuse and leave."""
 
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
 
+from craftcli.cache.draft import Resumable
 from craftcli.cache.reader import CacheReader
+from craftcli.cache.writer import CacheWriter
 
 type Craft = Callable[..., Any]
 
@@ -138,3 +143,51 @@ def test_refusals(craft: Craft, old: Path) -> None:
 def test_help_ends_with_examples(craft: Craft, command: str) -> None:
     text = succeeded(craft("cache", command, "--help")).stdout
     assert f"craft cache {command}" in text.partition("Examples:")[2]
+
+
+def leave_half(path: Path, *, resumable: bool) -> Path:
+    """What `kill -9` leaves of a command that wrote the first chunk of a cache to `path`."""
+    source = CacheReader.open(Path("one.zarr"))
+    manifest = replace(source.manifest, rows_per_chunk=2, complete=False)
+    rows = {name: source.read(name, np.arange(2)) for name in source.array_names()}
+    specs = {name: source.spec(name) for name in rows}
+    kept = path.with_name("kept")
+    with CacheWriter.create(
+        path,
+        manifest,
+        specs,
+        tasks=source.tasks,
+        overwrite=False,
+        resumable=Resumable(resume=False) if resumable else None,
+    ) as writer:
+        writer.write_chunk(0, rows)
+        shutil.copytree(path.with_name(f"{path.name}.partial"), kept)
+    partial = path.with_name(f"{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    return kept.rename(partial)
+
+
+def test_a_killed_import_or_merge_is_no_obstacle_to_the_next(craft: Craft, old: Path) -> None:
+    succeeded(craft("cache", "import", "old", "-o", "one.zarr"))
+    for command in (("import", "old"), ("merge", "one.zarr", "one.zarr")):
+        partial = leave_half(Path("half.zarr"), resumable=False)
+        told = refused(craft("cache", "inspect", "half.zarr"))
+        assert "half-built" in told
+        assert "start it again" in told
+        assert "--resume" not in told
+        succeeded(craft("cache", *command, "-o", "half.zarr"))
+        assert CacheReader.open(Path("half.zarr")).verify() == []
+        assert not partial.exists()
+        shutil.rmtree("half.zarr")
+
+
+def test_a_killed_build_in_the_way_of_a_merge_goes_only_when_asked(craft: Craft, old: Path) -> None:
+    succeeded(craft("cache", "import", "old", "-o", "one.zarr"))
+    partial = leave_half(Path("half.zarr"), resumable=True)
+    merge = ("cache", "merge", "one.zarr", "one.zarr", "-o", "half.zarr")
+    told = refused(craft(*merge))
+    assert "is half-built" in told
+    assert "--overwrite" in told
+    assert partial.exists()
+    succeeded(craft(*merge, "--overwrite"))
+    assert not partial.exists()
