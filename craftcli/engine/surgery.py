@@ -1,104 +1,66 @@
-"""Gradient surgery: take out of the task gradient what works against retention, then merge.
-
-Gradients are lists with one entry a trainable parameter; None says that the loss does not reach
-that parameter, and counts as zero.
-"""
+"""Gradient surgery: take out of the task gradient what works against retention, then merge."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from craftcli.choices import Merge
-
-type Gradients = Sequence[Tensor | None]
-
-# Elements a float32 partial sum runs over. Short enough that its rounding does not matter, and it
-# bounds the temporary that a bfloat16 gradient is widened into.
-_PIECE = 1 << 22
-
-
-@dataclass(frozen=True)
-class Products:
-    """The inner products of a task and a retention gradient."""
-
-    dot: float
-    task_sq: float
-    ret_sq: float
-
-    @property
-    def cos(self) -> float:
-        """The cosine between the two; 0 when either is zero, NaN when either is not finite."""
-        if self.task_sq == 0.0 or self.ret_sq == 0.0:
-            return 0.0
-        # One root each: the product of the squares can leave the range of a float.
-        cosine = self.dot / math.sqrt(self.task_sq) / math.sqrt(self.ret_sq)
-        # The value goes first, because min and max return their first argument beside a NaN.
-        return min(max(cosine, -1.0), 1.0)
-
-    def conflict(self, threshold: float) -> bool:
-        """Whether the cosine is below the threshold; a zero gradient conflicts with nothing."""
-        return self.task_sq != 0.0 and self.ret_sq != 0.0 and self.cos < threshold
+from craftcli.engine.products import Gradients, Products, Reduce, inner_products, local_shard
+from craftcli.engine.weighting import torchjd_weights
 
 
 @dataclass(frozen=True)
 class SurgeryReport:
-    """What one operation saw, before it changed anything."""
+    """What one operation saw, before it changed anything; all but the share is over everything."""
 
     dot: float
     cos: float
     task_norm: float
     ret_norm: float
-    conflict: bool
+    conflict_share: float
+    """Of the groups that both losses reach, how many conflict; one group makes it 0 or 1."""
+
+    @property
+    def conflict(self) -> bool:
+        """Whether any group conflicts."""
+        return self.conflict_share > 0
+
+
+@dataclass(frozen=True)
+class MergeWeights:
+    """What the task and the retention gradient are multiplied with before they are added."""
+
+    task: float
+    ret: float
 
 
 def operate_(
-    task: Gradients, ret: Gradients, *, threshold: float, project: bool, merge: Merge, lam: float
+    task: Gradients,
+    ret: Gradients,
+    *,
+    threshold: float,
+    project: bool,
+    merge: Merge,
+    lam: float,
+    groups: Sequence[int] | None = None,
+    reduce: Reduce | None = None,
+    scale: float = 1.0,
 ) -> tuple[list[Tensor | None], SurgeryReport]:
-    """Project the task gradient if it conflicts, and merge the two, in place (both are used up)."""
-    products = inner_products(task, ret)
-    projection = projection_coefficient(products, threshold) if project else 0.0
-    merged = merge_gradients_(task, ret, projection=projection, merge=merge, lam=lam)
-    report = SurgeryReport(
-        dot=products.dot,
-        cos=products.cos,
-        task_norm=math.sqrt(products.task_sq),
-        ret_norm=math.sqrt(products.ret_sq),
-        conflict=products.conflict(threshold),
-    )
-    return merged, report
+    """Project the task gradient where it conflicts, and merge the two, in place.
 
-
-@torch.no_grad()
-def inner_products(task: Gradients, ret: Gradients) -> Products:
-    """Accumulate <task, ret>, |task|² and |ret|² over all parameters.
-
-    Partial sums are float32 (so elements up to about 1e15 are safe), their sum is float64.
+    Both are used up, and nothing of their size is allocated. Each group of parameters decides for
+    itself; `groups`, `reduce` and `scale` are those of `inner_products`.
     """
-    dots: list[Tensor] = []
-    task_sqs: list[Tensor] = []
-    ret_sqs: list[Tensor] = []
-    for g_task, g_ret in zip(task, ret, strict=True):
-        if g_task is not None and g_ret is not None:
-            for a, b in zip(_pieces(g_task), _pieces(g_ret), strict=True):
-                dots.append(torch.dot(a, b))
-                task_sqs.append(torch.dot(a, a))
-                ret_sqs.append(torch.dot(b, b))
-        elif g_task is not None:
-            task_sqs.extend(torch.dot(a, a) for a in _pieces(g_task))
-        elif g_ret is not None:
-            ret_sqs.extend(torch.dot(b, b) for b in _pieces(g_ret))
-    scalars = dots + task_sqs + ret_sqs
-    # One transfer: a .item() per parameter would stall the device hundreds of times.
-    values: list[float] = torch.stack(scalars).tolist() if scalars else []
-    squares = values[len(dots) :]
-    return Products(
-        dot=sum(values[: len(dots)], 0.0),
-        task_sq=sum(squares[: len(task_sqs)], 0.0),
-        ret_sq=sum(squares[len(task_sqs) :], 0.0),
-    )
+    products = inner_products(task, ret, groups=groups, reduce=reduce, scale=scale)
+    weights = [
+        merge_weights(p, threshold=threshold, project=project, merge=merge, lam=lam)
+        for p in products
+    ]
+    merged = merge_gradients_(task, ret, weights, groups=groups)
+    return merged, _report(products, threshold)
 
 
 def projection_coefficient(products: Products, threshold: float) -> float:
@@ -109,46 +71,68 @@ def projection_coefficient(products: Products, threshold: float) -> float:
     return products.dot / products.ret_sq if products.conflict(threshold) else 0.0
 
 
-def merge_weights(merge: Merge, lam: float) -> tuple[float, float]:
-    """The weights of the task and of the retention gradient."""
+def merge_weights(
+    products: Products, *, threshold: float, project: bool, merge: Merge, lam: float
+) -> MergeWeights:
+    """The weights of the merge, with the projection taken off the retention gradient's.
+
+    TorchJD's weightings settle the conflict themselves, so nothing is projected for them; they see
+    the retention gradient multiplied by λ, so that the budget keeps its say.
+    """
+    projection = projection_coefficient(products, threshold) if project else 0.0
     match merge:
         case Merge.WEIGHTED:
-            return 1.0, lam
+            return MergeWeights(1.0, lam - projection)
         case Merge.TASK_PRIORITY:
-            return 1.0, min(lam, 1.0)
+            return MergeWeights(1.0, min(lam, 1.0) - projection)
         case Merge.EQUAL:
-            return 0.5, 0.5
+            return MergeWeights(0.5, 0.5 - 0.5 * projection)
+        case _:
+            task, ret = torchjd_weights(merge, products.scale_retention(lam))
+            return MergeWeights(task, ret * lam)
 
 
 @torch.no_grad()
 def merge_gradients_(
-    task: Gradients, ret: Gradients, *, projection: float, merge: Merge, lam: float
+    task: Gradients,
+    ret: Gradients,
+    weights: Sequence[MergeWeights],
+    *,
+    groups: Sequence[int] | None = None,
 ) -> list[Tensor | None]:
-    """Compute a (task - projection ret) + b ret in place, with (a, b) the weights of the merge.
+    """Compute the weighted sum of the two in place, with the weights of each parameter's group.
 
     The result lives in the task tensors, and in the retention tensor of a parameter that only
     retention reaches.
     """
-    task_weight, ret_weight = merge_weights(merge, lam)
-    fused_weight = ret_weight - task_weight * projection
-    pairs = list(zip(task, ret, strict=True))
-    both = [(a, b) for a, b in pairs if a is not None and b is not None]
-    only_ret = [b for a, b in pairs if a is None and b is not None]
-    task_tensors = [a for a, _ in pairs if a is not None]
-    if task_tensors and task_weight != 1.0:
-        torch._foreach_mul_(task_tensors, task_weight)
+    numbers = [0] * len(task) if groups is None else groups
+    members: list[list[tuple[Tensor | None, Tensor | None]]] = [[] for _ in weights]
+    for g_task, g_ret, number in zip(task, ret, numbers, strict=True):
+        members[number].append((g_task, g_ret))
+    for pairs, weight in zip(members, weights, strict=True):
+        _merge_group_(pairs, weight)
+    return [a if a is not None else b for a, b in zip(task, ret, strict=True)]
+
+
+def _merge_group_(pairs: list[tuple[Tensor | None, Tensor | None]], weight: MergeWeights) -> None:
+    task = [local_shard(a) for a, _ in pairs if a is not None]
+    both = [(local_shard(a), local_shard(b)) for a, b in pairs if a is not None and b is not None]
+    only_ret = [local_shard(b) for a, b in pairs if a is None and b is not None]
+    if task and weight.task != 1.0:
+        torch._foreach_mul_(task, weight.task)
     if both:
-        torch._foreach_add_([a for a, _ in both], [b for _, b in both], alpha=fused_weight)
+        torch._foreach_add_([a for a, _ in both], [b for _, b in both], alpha=weight.ret)
     if only_ret:
-        torch._foreach_mul_(only_ret, fused_weight)
-    return [a if a is not None else b for a, b in pairs]
+        torch._foreach_mul_(only_ret, weight.ret)
 
 
-def _pieces(gradient: Tensor) -> Iterator[Tensor]:
-    """Walk over a gradient in flat pieces of at least float32."""
-    flat = gradient.detach().reshape(-1)
-    wide = flat.dtype in (torch.float32, torch.float64)
-    # Lazy, so that only one widened piece exists at a time.
-    for start in range(0, flat.numel(), _PIECE):
-        piece = flat[start : start + _PIECE]
-        yield piece if wide else piece.float()
+def _report(products: list[Products], threshold: float) -> SurgeryReport:
+    total = sum(products, Products(0.0, 0.0, 0.0))
+    reached = [p for p in products if p.reached]
+    return SurgeryReport(
+        dot=total.dot,
+        cos=total.cos,
+        task_norm=math.sqrt(total.task_sq),
+        ret_norm=math.sqrt(total.ret_sq),
+        conflict_share=sum(p.conflict(threshold) for p in reached) / max(len(reached), 1),
+    )

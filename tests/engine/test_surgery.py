@@ -1,5 +1,6 @@
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -8,11 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchjd.aggregation import PCGrad, PCGradWeighting
 
-from craftcli.engine import surgery
+from craftcli.choices import Merge
+from craftcli.engine.products import Products, inner_products
 from craftcli.engine.surgery import (
-    Merge,
-    Products,
-    inner_products,
+    MergeWeights,
     merge_gradients_,
     merge_weights,
     operate_,
@@ -78,46 +78,6 @@ def run(pair: Pair, threshold: float = 0.0, lam: float = 0.0) -> list[Tensor | N
 
 
 @properties
-@given(seed=st.integers(0, 1000), kinds=missing, mix=st.floats(-2, 2), scale=scales)
-def test_inner_products(seed: int, kinds: list[str], mix: float, scale: float) -> None:
-    task, ret = make_pair(seed, kinds, mix=mix, scale=scale)
-    products = inner_products(task, ret)
-    t, r = flat(task), flat(ret)
-    size = (t.norm() * r.norm()).item()
-    assert products.dot == pytest.approx(torch.dot(t, r).item(), abs=1e-6 * size)
-    assert products.task_sq == pytest.approx(torch.dot(t, t).item(), rel=1e-6)
-    assert products.ret_sq == pytest.approx(torch.dot(r, r).item(), rel=1e-6)
-    assert products.cos == pytest.approx(torch.dot(t, r).item() / size if size else 0.0, abs=1e-6)
-
-
-def test_products_of_many_elements_are_summed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = torch.Generator().manual_seed(0)
-    # Transposed, so that the elements of the two do not lie in the same order in memory.
-    task = torch.randn(30, 17, generator=generator).t()
-    ret = torch.randn(17, 30, generator=generator)
-    whole = inner_products([task], [ret])
-    monkeypatch.setattr(surgery, "_PIECE", 7)
-    pieces = inner_products([task], [ret])
-    assert whole.dot == pytest.approx((task * ret).sum().item(), rel=1e-5)
-    for name in ("dot", "task_sq", "ret_sq"):
-        assert getattr(pieces, name) == pytest.approx(getattr(whole, name), rel=1e-5)
-
-
-def test_bfloat16_is_accumulated_in_float32() -> None:
-    ones = torch.ones(5000, dtype=torch.bfloat16)
-    products = inner_products([ones], [ones * 3])
-    # bfloat16 cannot even hold 5000.
-    assert (products.dot, products.task_sq, products.ret_sq) == (15000.0, 5000.0, 45000.0)
-
-
-def test_large_values_do_not_overflow() -> None:
-    large = torch.full((1000,), 1e15)
-    products = inner_products([large, large], [-large, -large])
-    assert products.cos == pytest.approx(-1.0)
-    assert math.isfinite(projection_coefficient(products, -0.1))
-
-
-@properties
 @given(seed=st.integers(0, 1000), kinds=missing, mix=st.floats(-2, 2))
 def test_the_order_of_the_parameters_does_not_matter(
     seed: int, kinds: list[str], mix: float
@@ -143,7 +103,7 @@ def test_projection_matches_torchjd(seed: int, kinds: list[str], mix: float) -> 
     torch.testing.assert_close(PCGrad()(torch.stack([t, r])), task_half + ret_half)
     # Its weight of the retention gradient is 1 for itself less the projection of the task.
     gramian = torch.stack([t, r]) @ torch.stack([t, r]).T
-    coefficient = projection_coefficient(inner_products([t], [r]), 0.0)
+    coefficient = projection_coefficient(inner_products([t], [r])[0], 0.0)
     assert 1 - PCGradWeighting()(gramian)[1].item() == pytest.approx(coefficient, abs=1e-9)
 
 
@@ -189,44 +149,59 @@ def test_conflict_is_reported_when_projection_is_off() -> None:
     assert torch.equal(flat_one(merged), before)
 
 
-@every_merge
 @properties
 @given(
     seed=st.integers(0, 1000),
     kinds=missing,
-    projection=st.floats(-3, 3),
-    lam=st.floats(0, 10),
-    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+    weights=st.lists(st.tuples(st.floats(0, 2), st.floats(-5, 5)), min_size=3, max_size=3),
+    groups=st.lists(st.integers(0, 2), min_size=len(SHAPES), max_size=len(SHAPES)),
+    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),
 )
-def test_fused_merge_is_the_formula(
-    merge: Merge,
+def test_merging_is_the_formula(
     seed: int,
     kinds: list[str],
-    projection: float,
-    lam: float,
+    weights: list[tuple[float, float]],
+    groups: list[int],
     dtype: torch.dtype,
 ) -> None:
     task, ret = make_pair(seed, kinds, dtype=dtype)
     t, r = flat(task), flat(ret)
-    task_weight, ret_weight = {
-        Merge.WEIGHTED: (1.0, lam),
-        Merge.TASK_PRIORITY: (1.0, min(lam, 1.0)),
-        Merge.EQUAL: (0.5, 0.5),
-    }[merge]
-    assert merge_weights(merge, lam) == (task_weight, ret_weight)
-    expected = task_weight * (t - projection * r) + ret_weight * r
-    merged = merge_gradients_(task, ret, projection=projection, merge=merge, lam=lam)
-    rtol = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    sizes = torch.tensor([math.prod(shape) for shape in SHAPES])
+    a, b = (
+        torch.tensor([weights[g][side] for g in groups]).double().repeat_interleave(sizes)
+        for side in (0, 1)
+    )
+    merged = merge_gradients_(task, ret, [MergeWeights(*w) for w in weights], groups=groups)
+    rtol = {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}
     # Terms cancel, so the rounding is that of the largest of them.
-    largest = (t.abs().max() + (abs(projection) + lam + 1) * r.abs().max()).item()
-    torch.testing.assert_close(flat(merged), expected, rtol=rtol, atol=rtol * largest)
+    largest = 2 * t.abs().max().item() + 5 * r.abs().max().item()
+    tolerance = rtol[dtype]
+    torch.testing.assert_close(
+        flat(merged), a * t + b * r, rtol=tolerance, atol=tolerance * largest
+    )
     assert [g is None for g in merged] == [kind == "none" for kind in kinds]
+
+
+@pytest.mark.parametrize(
+    ("merge", "expected"),
+    [
+        (Merge.WEIGHTED, MergeWeights(1.0, 3.0 + 0.5)),
+        (Merge.TASK_PRIORITY, MergeWeights(1.0, 1.0 + 0.5)),
+        (Merge.EQUAL, MergeWeights(0.5, 0.5 + 0.5 * 0.5)),
+    ],
+)
+def test_the_projection_is_fused_into_the_weight_of_retention(
+    merge: Merge, expected: MergeWeights
+) -> None:
+    products = Products(dot=-2.0, task_sq=3.0, ret_sq=4.0)
+    assert merge_weights(products, threshold=0.0, project=True, merge=merge, lam=3.0) == expected
+    plain = merge_weights(products, threshold=0.0, project=False, merge=merge, lam=3.0)
+    assert plain.ret == expected.ret - 0.5 * expected.task
 
 
 def test_merge_keeps_the_retention_gradient_of_a_parameter_without_task_gradient() -> None:
     """Fault 2."""
-    task, ret = [None, torch.tensor([1.0])], [torch.tensor([2.0]), None]
-    merged = merge_gradients_(task, ret, projection=0.0, merge=Merge.WEIGHTED, lam=3.0)
+    merged = run(([None, torch.tensor([1.0])], [torch.tensor([2.0]), None]), lam=3.0)
     assert [g.item() for g in merged if g is not None] == [6.0, 1.0]
 
 
@@ -234,7 +209,7 @@ def test_equal_halves_every_gradient() -> None:
     """Fault 2: also where only one of the losses reaches the parameter."""
     task = [torch.tensor([2.0]), torch.tensor([4.0]), None, None]
     ret = [torch.tensor([6.0]), None, torch.tensor([8.0]), None]
-    merged = merge_gradients_(task, ret, projection=0.0, merge=Merge.EQUAL, lam=7.0)
+    merged, _ = operate_(task, ret, threshold=0.0, project=True, merge=Merge.EQUAL, lam=7.0)
     assert [None if g is None else g.item() for g in merged] == [4.0, 2.0, 4.0, None]
 
 
@@ -293,13 +268,72 @@ def test_a_gradient_that_is_not_finite_is_not_hidden(bad: float, side: str) -> N
     assert not flat_one(merged).isfinite().all()
 
 
-def test_the_cosine_is_clamped() -> None:
-    assert Products(dot=-1.0000001, task_sq=1.0, ret_sq=1.0).cos == -1.0
-    assert Products(dot=1.0000001, task_sq=1.0, ret_sq=1.0).cos == 1.0
-
-
 def test_lists_of_different_length_are_refused() -> None:
     with pytest.raises(ValueError, match="zip"):
-        inner_products([torch.ones(1)], [])
-    with pytest.raises(ValueError, match="zip"):
-        merge_gradients_([torch.ones(1)], [], projection=0.0, merge=Merge.EQUAL, lam=1.0)
+        merge_gradients_([torch.ones(1)], [], [MergeWeights(1.0, 1.0)])
+
+
+@properties
+@given(
+    seed=st.integers(0, 1000),
+    kinds=missing,
+    mix=st.floats(-3, 3),
+    groups=st.lists(st.integers(0, 2), min_size=len(SHAPES), max_size=len(SHAPES)),
+    merge=st.sampled_from(Merge),
+)
+def test_a_group_is_operated_on_as_if_it_were_alone(
+    seed: int, kinds: list[str], mix: float, groups: list[int], merge: Merge
+) -> None:
+    settings: Any = {"threshold": -0.1, "project": True, "merge": merge, "lam": 0.7}
+    task, ret = make_pair(seed, kinds, mix=mix)
+    _, whole = operate_(*make_pair(seed, kinds, mix=mix), **settings)
+    alone = [g for pair in [make_pair(seed, kinds, mix=mix)] for g in pair]
+    merged, report = operate_(task, ret, groups=groups, **settings)
+    reports = []
+    for number in set(groups):
+        chosen = [i for i, group in enumerate(groups) if group == number]
+        expected, part = operate_(*([side[i] for i in chosen] for side in alone), **settings)
+        reports.append(part)
+        for i, gradient in zip(chosen, expected, strict=True):
+            torch.testing.assert_close(merged[i], gradient)
+    for name in ("dot", "cos", "task_norm", "ret_norm"):
+        assert getattr(report, name) == pytest.approx(getattr(whole, name), rel=1e-6, abs=1e-6)
+    reached = [part for part in reports if part.task_norm and part.ret_norm]
+    share = sum(part.conflict for part in reached) / max(len(reached), 1)
+    assert report.conflict_share == pytest.approx(share)
+    assert report.conflict is any(part.conflict for part in reports)
+
+
+@properties
+@given(seed=st.integers(0, 1000), kinds=missing, mix=st.floats(-3, 3), scale=scales)
+def test_no_group_conflicts_after_projection(
+    seed: int, kinds: list[str], mix: float, scale: float
+) -> None:
+    task, ret = make_pair(seed, kinds, mix=mix, scale=scale)
+    groups = [0, 1, 0, 2, 1]
+    before = [None if g is None else g.double() for g in task]
+    opposing = [None if g is None else g.double() for g in ret]
+    merged, _ = operate_(
+        task, ret, threshold=0.0, project=True, merge=Merge.WEIGHTED, lam=0.0, groups=groups
+    )
+    after = inner_products(
+        [None if g is None else g.double() for g in merged], opposing, groups=groups
+    )
+    for products, was in zip(after, inner_products(before, opposing, groups=groups), strict=True):
+        assert products.dot >= -1e-6 * math.sqrt(was.task_sq * was.ret_sq)
+
+
+@properties
+@given(seed=st.integers(0, 1000), mix=st.floats(-2, 2), merge=st.sampled_from(Merge))
+@pytest.mark.parametrize("loss_scale", [2.0**16, 2.0**-8])
+def test_a_loss_scale_changes_neither_decision_nor_report(
+    seed: int, mix: float, merge: Merge, loss_scale: float
+) -> None:
+    settings: Any = {"threshold": -0.1, "project": True, "merge": merge, "lam": 0.7}
+    plain, plain_report = operate_(*make_pair(seed, mix=mix), **settings)
+    scaled, report = operate_(
+        *make_pair(seed, mix=mix, scale=loss_scale), scale=loss_scale, **settings
+    )
+    # Powers of two, so that nothing is rounded.
+    assert report == plain_report
+    torch.testing.assert_close(flat(scaled) / loss_scale, flat(plain), rtol=1e-5, atol=1e-6)
