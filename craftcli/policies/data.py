@@ -1,17 +1,19 @@
 """Opening LeRobot datasets and drawing task batches from them, in LeRobot's own order."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.data_loader import BatchSamplerShard
 from lerobot.datasets import EpisodeAwareSampler
 from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
 from lerobot.datasets.factory import resolve_delta_timestamps
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from lerobot.utils.collate import lerobot_collate_fn
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import BatchSampler, DataLoader, Dataset, default_collate
 
+from craftcli.cache.processes import Processes
 from craftcli.errors import CraftError
 from craftcli.policies.base import Batch
 
@@ -19,9 +21,17 @@ REMEMBER_BYTES = 512 * 2**20
 
 
 def open_dataset(
-    repo_id: str, *, root: str | None, revision: str | None = None, policy_config: Any
+    repo_id: str,
+    *,
+    root: str | None,
+    revision: str | None = None,
+    policy_config: Any,
+    renames: Mapping[str, str] | None = None,
 ) -> Any:
-    """A LeRobotDataset with the action chunks and histories that the policy asks for."""
+    """A LeRobotDataset with the action chunks and histories that the policy asks for.
+
+    `renames` lead from its names to the policy's.
+    """
     local = root or (repo_id if Path(repo_id).is_dir() else None)
     if local and not (Path(local) / "meta/info.json").is_file():
         raise CraftError(
@@ -32,7 +42,7 @@ def open_dataset(
     name = repo_id if root or not local else Path(local).resolve().name
     try:
         meta = LeRobotDatasetMetadata(name, root=local, revision=revision)
-        check_features(policy_config, meta)
+        check_features(policy_config, meta, renames or {})
         return LeRobotDataset(
             name,
             root=local,
@@ -55,17 +65,22 @@ def open_dataset(
         ) from error
 
 
-def check_features(policy_config: Any, meta: Any) -> None:
+def check_features(policy_config: Any, meta: Any, renames: Mapping[str, str]) -> None:
     """Refuse a dataset that lacks what the policy reads, or has it in another shape."""
-    problems = []
+    problems = [
+        f"{old} is renamed to {new}, which it has already"
+        for old, new in renames.items()
+        if old in meta.features and new in meta.features and new not in renames
+    ]
+    features = {renames.get(key, key): feature for key, feature in meta.features.items()}
     cameras = policy_config.image_features
-    if cameras and not any(key in meta.features for key in cameras):
+    if cameras and not any(key in features for key in cameras):
         problems.append(f"no camera of {', '.join(cameras)} (it has {', '.join(meta.camera_keys)})")
     wanted = {**policy_config.input_features, **policy_config.output_features}
     for key, feature in wanted.items():
         if key in cameras:
             continue
-        have = meta.features.get(key)
+        have = features.get(key)
         if have is None:
             problems.append(f"no {key}")
         elif tuple(have["shape"]) != tuple(feature.shape):
@@ -74,7 +89,8 @@ def check_features(policy_config: Any, meta: Any) -> None:
         raise CraftError(
             f"The dataset {meta.repo_id!r} does not fit the policy.",
             why="; ".join(problems) + ".",
-            fix="use the dataset the policy was made for, or a policy with these features.",
+            fix="use the dataset the policy was made for, a policy with these features, or "
+            "--rename THEIRS=THE_POLICYS where only names differ.",
         )
 
 
@@ -106,33 +122,67 @@ def remember_if_small(dataset: Any) -> Any:
     return Remembered(dataset) if size * len(dataset) <= REMEMBER_BYTES else dataset
 
 
-def task_batches(
-    dataset: Any, *, batch_size: int, seed: int, workers: int, drop_last_frames: int = 0
-) -> Iterator[Batch]:
-    """Raw batches without end, in the order LeRobot's own training draws them."""
-    meta = dataset.meta
-    sampler = EpisodeAwareSampler(
-        meta.episodes["dataset_from_index"],
-        meta.episodes["dataset_to_index"],
-        episode_indices_to_use=dataset.episodes,
-        drop_n_last_frames=drop_last_frames,
-        shuffle=True,
-        seed=seed,
-        absolute_to_relative_idx=dataset.absolute_to_relative_idx,
-    )
-    loader: DataLoader[Batch] = DataLoader(
-        dataset if workers else remember_if_small(dataset),
-        batch_size=batch_size,
-        sampler=sampler,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-        multiprocessing_context="spawn" if workers else None,
-        pin_memory=torch.cuda.is_available(),
-        collate_fn=lerobot_collate_fn if meta.has_language_columns else None,
-    )
-    while True:
-        for batch in loader:
-            yield float_images(batch, meta.camera_keys)
+class TaskBatches:
+    """Raw batches without end, in the order LeRobot's own training draws them.
+
+    Of several processes each gets its own, as accelerate shares them out. `position` is where an
+    earlier run was, from `position`.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int,
+        seed: int,
+        workers: int,
+        drop_last_frames: int = 0,
+        processes: Processes | None = None,
+        position: Mapping[str, int] | None = None,
+    ) -> None:
+        meta, own = dataset.meta, processes or Processes()
+        self._cameras = meta.camera_keys
+        sampler = EpisodeAwareSampler(
+            meta.episodes["dataset_from_index"],
+            meta.episodes["dataset_to_index"],
+            episode_indices_to_use=dataset.episodes,
+            drop_n_last_frames=drop_last_frames,
+            shuffle=True,
+            seed=seed,
+            absolute_to_relative_idx=dataset.absolute_to_relative_idx,
+        )
+        self._frames = len(sampler)
+        self._together = batch_size * own.world
+        self._epoch, self._start = 0, 0
+        if position is not None:
+            sampler.load_state_dict(dict(position))
+            self._epoch, self._start = position["epoch"], position["start_index"]
+        batches: Any = BatchSampler(sampler, batch_size, drop_last=False)
+        if not own.alone:
+            batches = BatchSamplerShard(batches, num_processes=own.world, process_index=own.rank)
+        self._loader: DataLoader[Batch] = DataLoader(
+            dataset if workers else remember_if_small(dataset),
+            batch_sampler=batches,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            multiprocessing_context="spawn" if workers else None,
+            pin_memory=torch.cuda.is_available(),
+            collate_fn=lerobot_collate_fn if meta.has_language_columns else None,
+        )
+
+    @property
+    def position(self) -> dict[str, int]:
+        """Where the next batch begins: in which round over the data, and how far into it."""
+        if self._start >= self._frames:
+            return {"epoch": self._epoch + 1, "start_index": 0}
+        return {"epoch": self._epoch, "start_index": self._start}
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            for batch in self._loader:
+                self._start += self._together
+                yield float_images(batch, self._cameras)
+            self._epoch, self._start = self._epoch + 1, 0
 
 
 def read_rows(dataset: Any, rows: list[int]) -> Batch:

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 
 from craftcli.cache.format import DatasetIdentity, TeacherIdentity
-from craftcli.policies.loading import WEIGHTS_FILE, Checkpoint
+from craftcli.policies.loading import Checkpoint
 
 # Settings that change how a policy is trained, saved or decoded, not what a forward pass computes.
 _RUNTIME_PREFIXES = ("optimizer_", "scheduler_", "compile_")
@@ -44,7 +44,7 @@ def teacher_identity(checkpoint: Checkpoint) -> TeacherIdentity:
         source=checkpoint.source,
         revision=checkpoint.revision,
         policy_type=checkpoint.policy_type,
-        weights_digest=weights_digest(checkpoint.folder / WEIGHTS_FILE),
+        weights_digest=weights_digest(*checkpoint.weight_files),
         config_digest=config_digest(checkpoint.folder / "config.json"),
         processor_digest=processor_digest(checkpoint.preprocess),
         dtype=str(dtype).removeprefix("torch."),
@@ -72,14 +72,15 @@ def dataset_identity(dataset: Any, selected: Iterable[int]) -> DatasetIdentity:
     )
 
 
-def weights_digest(file: Path) -> str:
-    """Digest of every tensor by name, independent of their order in the file."""
+def weights_digest(*files: Path) -> str:
+    """Digest of every tensor by name, independent of their order in a file."""
     digest = hashlib.sha256()
-    with safe_open(str(file), framework="pt") as saved:
-        for name in sorted(saved.keys()):
-            tensor = saved.get_tensor(name)
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(_bytes(tensor))
+    for file in files:
+        with safe_open(str(file), framework="pt") as saved:
+            for name in sorted(saved.keys()):
+                tensor = saved.get_tensor(name)
+                digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+                digest.update(_bytes(tensor))
     return digest.hexdigest()
 
 

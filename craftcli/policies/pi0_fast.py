@@ -1,5 +1,6 @@
 """pi0_fast: one PaliGemma stack over images, language (with the state as text) and FAST tokens."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, override
 
 import torch
@@ -12,9 +13,18 @@ from lerobot.utils.constants import (
 )
 from torch import Tensor
 
+from craftcli.cache.format import IGNORED_LABEL
 from craftcli.cache.pooling import TokenMasks
-from craftcli.choices import Pooling
-from craftcli.policies.base import Batch, Features, LayerStack, Policy, PolicyAdapter
+from craftcli.choices import OutputKind, Pooling
+from craftcli.policies.base import (
+    Batch,
+    Features,
+    LayerStack,
+    Output,
+    Policy,
+    PolicyAdapter,
+    Wanted,
+)
 from craftcli.policies.taps import tap
 
 
@@ -22,25 +32,27 @@ class Pi0FastAdapter(PolicyAdapter):
     """Taps the language model of pi0_fast, action tokens under teacher forcing."""
 
     policy_types: ClassVar[tuple[str, ...]] = ("pi0_fast", "craft_tiny_pi0_fast")
+    stack_names: ClassVar[tuple[str, ...]] = ("vlm",)
     default_stack: ClassVar[str] = "vlm"
     default_layers: ClassVar[tuple[int, ...]] = (-2, -1)
     default_pooling: ClassVar[Pooling] = Pooling.ACTION_TOKENS
     token_kinds: ClassVar[frozenset[str]] = frozenset({"image", "text", "action"})
+    output_kind: ClassVar[OutputKind] = OutputKind.TOKENS
 
     @override
     def stacks(self, policy: Policy) -> dict[str, LayerStack]:
         language_model = _paligemma(policy).model.language_model
-        return {"vlm": LayerStack(layers=language_model.layers, norm=language_model.norm)}
+        return {"vlm": LayerStack.of_norms(language_model.layers, language_model.norm)}
 
     @override
-    def input_keys(self, policy: Policy, batch: Batch, *, with_actions: bool) -> tuple[str, ...]:
+    def input_keys(self, policy: Policy, batch: Batch, wanted: Wanted) -> tuple[str, ...]:
         images = self.image_keys(policy, batch)
-        actions = (ACTION_TOKENS, ACTION_TOKEN_MASK) if with_actions else ()
+        actions = (ACTION_TOKENS, ACTION_TOKEN_MASK) if _over_actions(wanted) else ()
         return (*images, OBS_LANGUAGE_TOKENS, OBS_LANGUAGE_ATTENTION_MASK, *actions)
 
     @override
     def compute_dtype(self, policy: Policy) -> torch.dtype:
-        first_layer: Any = self.stack(policy, "vlm").layers[0]
+        first_layer: Any = _paligemma(policy).model.language_model.layers[0]
         dtype: torch.dtype = first_layer.self_attn.q_proj.weight.dtype
         return dtype
 
@@ -61,29 +73,39 @@ class Pi0FastAdapter(PolicyAdapter):
         }
 
     @override
-    def features(
-        self,
-        policy: Policy,
-        batch: Batch,
-        *,
-        stack: str,
-        layers: tuple[int, ...],
-        with_actions: bool,
-    ) -> Features:
+    def anchor_inputs(
+        self, policy: Policy, batch: Batch, *, seeds: Sequence[int], own_actions: bool
+    ) -> Batch:
+        if not own_actions:
+            return batch
+        tokens, mask = _own_tokens(policy, batch)
+        return {**batch, ACTION_TOKENS: tokens, ACTION_TOKEN_MASK: mask}
+
+    @override
+    def labels(self, batch: Batch) -> Tensor:
+        # The first action token is given; each one predicts the next.
+        mask = batch[ACTION_TOKEN_MASK][:, 1:].bool()
+        return torch.where(mask, batch[ACTION_TOKENS][:, 1:], IGNORED_LABEL)
+
+    @override
+    def features(self, policy: Policy, batch: Batch, wanted: Wanted) -> Features:
         model: Any = policy.model
         images, image_masks = policy._preprocess_images(batch)
+        over_actions = _over_actions(wanted)
         embeddings, pad_mask, attention, image_length, action_length = model.embed_prefix_fast(
             images,
             image_masks,
             batch[OBS_LANGUAGE_TOKENS],
             batch[OBS_LANGUAGE_ATTENTION_MASK],
-            batch[ACTION_TOKENS] if with_actions else None,
-            batch[ACTION_TOKEN_MASK] if with_actions else None,
+            batch[ACTION_TOKENS] if over_actions else None,
+            batch[ACTION_TOKEN_MASK] if over_actions else None,
         )
         # The policy's own forward casts the embeddings the same way.
         embeddings = embeddings.to(self.compute_dtype(policy))
-        with tap(self.stack(policy, stack), layers) as hidden:
-            model.paligemma_with_expert.forward(
+        masks = _masks(pad_mask, image_length, action_length)
+        output = None
+        with tap(self.stack(policy, "vlm"), wanted.layers, stop=not wanted.output) as hidden:
+            (states, _), _ = model.paligemma_with_expert.forward(
                 attention_mask=prepare_attention_masks_4d(attention, dtype=embeddings.dtype),
                 position_ids=torch.cumsum(pad_mask, dim=1) - 1,
                 past_key_values=None,
@@ -91,7 +113,40 @@ class Pi0FastAdapter(PolicyAdapter):
                 use_cache=False,
                 adarms_cond=[None, None],
             )
-        return Features(hidden=hidden, masks=_masks(pad_mask, image_length, action_length))
+            if wanted.output:
+                # All action positions but the last, which predicts nothing.
+                logits = _paligemma(policy).lm_head(states[:, -action_length:][:, :-1])
+                output = Output(values=logits, mask=masks.action[:, -action_length:][:, 1:])
+        return Features(hidden=hidden, masks=masks, output=output)
+
+
+def _over_actions(wanted: Wanted) -> bool:
+    return wanted.with_actions or wanted.output
+
+
+@torch.no_grad()
+def _own_tokens(policy: Policy, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The action tokens that greedy decoding gives, laid out as the preprocessor lays out labels.
+
+    That is: a start token, the decoded ones up to and with the end marker, then padding.
+    """
+    model, tokenizer = policy.model, policy.model._paligemma_tokenizer
+    images, image_masks = policy._preprocess_images(batch)
+    language = batch[OBS_LANGUAGE_TOKENS]
+    length = policy.config.max_action_tokens
+    decoded = model.sample_actions_fast_kv_cache(
+        images,
+        image_masks,
+        language,
+        batch[OBS_LANGUAGE_ATTENTION_MASK],
+        max_decoding_steps=length - 1,
+        temperature=0.0,
+    )
+    ended = decoded == tokenizer.convert_tokens_to_ids("|")
+    kept = (ended.cumsum(1) - ended.int()) == 0
+    start = torch.full_like(decoded[:, :1], tokenizer.bos_token_id)
+    tokens = torch.cat([start, torch.where(kept, decoded, 0)], dim=1)
+    return tokens, torch.cat([torch.ones_like(kept[:, :1]), kept], dim=1)
 
 
 def _paligemma(policy: Policy) -> Any:

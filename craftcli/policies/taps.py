@@ -4,13 +4,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from craftcli.policies.base import LayerStack
+from craftcli.policies.base import LayerStack, TapPoint
 
 
-class _EnoughLayers(Exception):  # noqa: N818  # no error: the forward pass is done
-    """Raised inside a forward pass once every layer asked for has been seen."""
+class _EnoughLayers(BaseException):  # no error: the forward pass is done
+    """Raised inside a forward pass once every layer asked for has been seen.
+
+    No policy that catches exceptions may catch it, nor may the tap of other layers.
+    """
+
+    def __init__(self, seen: dict[int, Tensor]) -> None:
+        super().__init__()
+        self.seen = seen
 
 
 @contextmanager
@@ -19,41 +26,35 @@ def tap(
 ) -> Iterator[dict[int, Tensor]]:
     """Collect the outputs of `layers` from the forward pass run inside; `stop` it after the last.
 
-    The output of layer i is read as the input of what follows it: the next layer's input norm, or
-    the final norm. Joint-attention policies (pi0, smolvla) never call their layers as modules, but
-    all of them call these norms. The norm's input is the residual stream itself, so a gradient
-    through the tapped tensor is the whole gradient through that layer's output.
+    The tensors are those of the forward pass, so a gradient through one is the whole gradient
+    through that layer's output. Layers that run again in a backward pass (gradient checkpointing)
+    are not recorded a second time.
     """
     seen: dict[int, Tensor] = {}
-    last = max(layers) if stop else None
+    last = max(layers) if stop and layers else None
     handles = [
-        _following_norm(stack, layer).register_forward_pre_hook(
-            _recorder(seen, layer, stop=layer == last)
-        )
-        for layer in layers
+        _hook(stack.points[layer], _recorder(seen, layer, stop=layer == last)) for layer in layers
     ]
     try:
         yield seen
-    except _EnoughLayers:
-        pass
+    except _EnoughLayers as enough:
+        if enough.seen is not seen:
+            raise
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _following_norm(stack: LayerStack, layer: int) -> nn.Module:
-    if layer + 1 < len(stack.layers):
-        norm: nn.Module = stack.layers[layer + 1].input_layernorm  # type: ignore[assignment]
-        return norm
-    return stack.norm
+def _hook(point: TapPoint, record: Callable[[Any], None]) -> Any:
+    if point.before:
+        return point.module.register_forward_pre_hook(lambda _module, args: record(args))
+    return point.module.register_forward_hook(lambda _module, _args, output: record(output))
 
 
-def _recorder(
-    seen: dict[int, Tensor], layer: int, *, stop: bool
-) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-    def record(_module: nn.Module, args: tuple[Any, ...]) -> None:
-        seen[layer] = args[0]
+def _recorder(seen: dict[int, Tensor], layer: int, *, stop: bool) -> Callable[[Any], None]:
+    def record(found: Any) -> None:
+        seen.setdefault(layer, found if isinstance(found, Tensor) else found[0])
         if stop:
-            raise _EnoughLayers
+            raise _EnoughLayers(seen)
 
     return record

@@ -2,16 +2,23 @@
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from lerobot.common.train_utils import get_step_identifier, save_checkpoint
-from lerobot.configs.default import DatasetConfig
+from lerobot.configs.default import DatasetConfig, PeftConfig
 from lerobot.configs.train import TrainPipelineConfig
 from lerobot.optim.factory import make_optimizer_and_scheduler
-from lerobot.utils.constants import CHECKPOINTS_DIR, LAST_CHECKPOINT_LINK
+from lerobot.optim.optimizers import load_optimizer_state, load_optimizer_state_dict
+from lerobot.optim.schedulers import load_scheduler_state
+from lerobot.utils.constants import CHECKPOINTS_DIR, LAST_CHECKPOINT_LINK, TRAINING_STATE_DIR
+from lerobot.utils.random_utils import load_rng_state, save_rng_state
 
+from craftcli.cache.processes import Processes
 from craftcli.config import TrainConfig
+from craftcli.policies.adapter_files import as_peft_names, quiet_peft
 from craftcli.policies.loading import Checkpoint
 
 
@@ -37,10 +44,27 @@ def pipeline_config(config: TrainConfig, student: Checkpoint, dataset: Any, outp
         num_workers=config.workers,
         batch_size=config.batch_size,
         steps=config.steps,
+        rename_map=student.renames,
         log_freq=config.log_every,
         save_freq=config.save_every,
         optimizer=optimizer,
         scheduler=scheduler,
+        peft=_peft_config(student),
+    )
+
+
+def _peft_config(student: Checkpoint) -> Any:
+    """The adapters as LeRobot describes them; with this it saves them instead of the policy."""
+    if student.peft is None:
+        return None
+    adapters = student.peft.active_peft_config
+    targets = adapters.target_modules
+    return PeftConfig(
+        method_type=adapters.peft_type.value,
+        target_modules=targets if isinstance(targets, str) else sorted(targets),
+        full_training_modules=adapters.modules_to_save,
+        r=adapters.r,
+        lora_alpha=adapters.lora_alpha,
     )
 
 
@@ -50,37 +74,85 @@ def optimizer_and_scheduler(pipeline: Any, policy: Any) -> tuple[Any, Any]:
     return optimizer, scheduler
 
 
-def write_checkpoint(
-    run: Path,
+@contextmanager
+def checkpoint_folder(
+    run: Path, step: int, total_steps: int, processes: Processes
+) -> Iterator[Path]:
+    """Where every process writes its part of a checkpoint; it appears whole or not at all."""
+    folder: Path = run / CHECKPOINTS_DIR / get_step_identifier(step, total_steps)
+    partial = folder.with_name(f".{folder.name}.partial")
+    if processes.is_first:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    processes.wait()
+    yield partial
+    processes.wait()
+    if processes.is_first:
+        if folder.exists():  # a run that went on from an earlier one comes by again
+            shutil.rmtree(folder)
+        partial.rename(folder)
+        _point_last_at(folder)
+    processes.wait()
+
+
+def write_policy(
+    folder: Path,
     step: int,
     *,
     pipeline: Any,
     student: Checkpoint,
     optimizer: Any,
     scheduler: Any,
-    extra: dict[str, str],
-) -> Path:
-    """Save a checkpoint in LeRobot's layout with `extra` files beside it, whole or not at all."""
-    folder: Path = run / CHECKPOINTS_DIR / get_step_identifier(step, pipeline.steps)
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    save_checkpoint(
-        partial,
-        step=step,
-        cfg=pipeline,
-        policy=student.policy,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        preprocessor=student.preprocess,
-        postprocessor=student.postprocess,
-        num_processes=1,
-        batch_size=pipeline.batch_size,
-    )
-    for name, text in extra.items():
-        (partial / name).write_text(text, encoding="utf-8")
-    partial.rename(folder)
-    _point_last_at(folder)
-    return folder
+    processes: Processes,
+    gathered: tuple[dict[str, Any], dict[str, Any]] | None,
+) -> None:
+    """Write a checkpoint in LeRobot's layout; `gathered` are the states of a sharded policy."""
+    model_state, optimizer_state = gathered or (None, None)
+    if student.peft is not None and model_state is not None:
+        model_state = as_peft_names(model_state)
+    with nullcontext() if student.peft is None else quiet_peft():
+        save_checkpoint(
+            folder,
+            step=step,
+            cfg=pipeline,
+            policy=student.trained,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            preprocessor=student.preprocess,
+            postprocessor=student.postprocess,
+            num_processes=processes.world,
+            batch_size=pipeline.batch_size,
+            model_state_dict=model_state,
+            optim_state_dict=optimizer_state,
+        )
+
+
+def write_random_state(folder: Path, processes: Processes) -> None:
+    """Write this process's random state; that of the first is part of LeRobot's layout."""
+    if not processes.is_first:
+        own = folder / TRAINING_STATE_DIR / f"rank_{processes.rank}"
+        own.mkdir(parents=True)
+        save_rng_state(own)
+
+
+def read_random_state(folder: Path, processes: Processes) -> None:
+    """Go on with the random state that this process had."""
+    own = "" if processes.is_first else f"rank_{processes.rank}"
+    load_rng_state(folder / TRAINING_STATE_DIR / own)
+
+
+def read_optimizer(folder: Path, optimizer: Any, scheduler: Any) -> None:
+    """Go on with the state of the optimizer, unless it is sharded, and of its schedule."""
+    if optimizer is not None:
+        load_optimizer_state(optimizer, folder / TRAINING_STATE_DIR)
+    if scheduler is not None:
+        load_scheduler_state(scheduler, folder / TRAINING_STATE_DIR)
+
+
+def read_gathered_optimizer(folder: Path) -> dict[str, Any]:
+    """The state of a sharded policy's optimizer, whole."""
+    state: dict[str, Any] = load_optimizer_state_dict(folder / TRAINING_STATE_DIR)
+    return state
 
 
 def _point_last_at(folder: Path) -> None:

@@ -77,8 +77,8 @@ def test_a_name_that_the_hub_does_not_give_is_refused() -> None:
 
 def test_another_policy_family_says_which_there_are(copied: Path) -> None:
     config = copied / "config.json"
-    config.write_text('{"type": "act"}')
-    with pytest.raises(CraftError, match=r"type 'act' are not supported.*pi0_fast"):
+    config.write_text('{"type": "tdmpc"}')
+    with pytest.raises(CraftError, match=r"type 'tdmpc' are not supported.*pi0_fast"):
         load_checkpoint(str(copied), device="cpu")
 
 

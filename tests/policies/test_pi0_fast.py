@@ -19,6 +19,7 @@ from craftcli.demo.configuration_tiny_pi0_fast import TinyPI0FastConfig
 from craftcli.demo.datasets import CAMERA
 from craftcli.demo.modeling_tiny_pi0_fast import TinyPI0FastPolicy
 from craftcli.errors import CraftError
+from craftcli.policies.base import Wanted
 from craftcli.policies.data import read_rows
 from craftcli.policies.pi0_fast import Pi0FastAdapter
 
@@ -34,7 +35,9 @@ def features(policy: Any, batch: dict[str, Any], *, with_actions: bool = True) -
     policy.eval()
     with torch.no_grad():
         return Pi0FastAdapter().features(
-            policy, batch, stack="vlm", layers=ALL_LAYERS, with_actions=with_actions
+            policy,
+            batch,
+            Wanted(stack="vlm", layers=ALL_LAYERS, with_actions=with_actions),
         )
 
 
@@ -172,21 +175,19 @@ def test_a_bfloat16_policy_is_tapped_in_its_own_precision(batch: dict[str, Any])
 def test_layers_of_both_signs_are_the_same(
     teacher: Any, layers: tuple[int, ...], same: tuple[int, ...]
 ) -> None:
-    count = len(teacher.adapter.stack(teacher.policy, "vlm").layers)
+    count = len(teacher.adapter.stack(teacher.policy, "vlm"))
     assert resolve_layers(layers, count) == resolve_layers(same, count)
 
 
 def test_the_forward_stops_after_the_last_layer(teacher: Any, batch: dict[str, Any]) -> None:
     ran: list[int] = []
-    layers = teacher.adapter.stack(teacher.policy, "vlm").layers
+    layers = teacher.policy.model.paligemma_with_expert.paligemma.model.language_model.layers
     handles = [
         layer.register_forward_hook(lambda _m, _a, _o, i=i: ran.append(i))
         for i, layer in enumerate(layers)
     ]
     with torch.no_grad():
-        teacher.adapter.features(
-            teacher.policy, batch, stack="vlm", layers=(1,), with_actions=False
-        )
+        teacher.adapter.features(teacher.policy, batch, Wanted(stack="vlm", layers=(1,)))
     for handle in handles:
         handle.remove()
     assert ran == [0, 1]

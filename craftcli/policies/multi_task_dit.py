@@ -1,0 +1,182 @@
+"""Multi-task DiT: a diffusion transformer over noisy actions, modulated by one condition vector."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, override
+
+import torch
+from lerobot.utils.constants import (
+    ACTION,
+    OBS_LANGUAGE_ATTENTION_MASK,
+    OBS_LANGUAGE_TOKENS,
+    OBS_STATE,
+)
+from torch import Tensor
+
+from craftcli.choices import OutputKind, Pooling
+from craftcli.policies.base import (
+    NOISE,
+    TIME,
+    Batch,
+    Features,
+    LayerStack,
+    Output,
+    Policy,
+    PolicyAdapter,
+    TapPoint,
+    Wanted,
+)
+from craftcli.policies.cameras import camera_images
+from craftcli.policies.draws import integer_rows, normal_rows, row_generators
+from craftcli.policies.taps import tap
+from craftcli.policies.tokens import (
+    ACTION_IS_PAD,
+    action_masks,
+    condition_masks,
+    counted_actions,
+    nothing_padded,
+)
+
+CONDITIONING = "conditioning"
+
+
+class MultiTaskDitAdapter(PolicyAdapter):
+    """Taps the transformer, whose tokens are steps of the action chunk, and its condition."""
+
+    policy_types: ClassVar[tuple[str, ...]] = ("multi_task_dit",)
+    stack_names: ClassVar[tuple[str, ...]] = (CONDITIONING, "transformer")
+    default_stack: ClassVar[str] = "transformer"
+    default_layers: ClassVar[tuple[int, ...]] = (-1,)
+    default_pooling: ClassVar[Pooling] = Pooling.ACTION_TOKENS
+    token_kinds: ClassVar[frozenset[str]] = frozenset({"text", "action"})
+    output_kind: ClassVar[OutputKind] = OutputKind.VECTORS
+
+    @override
+    def stacks(self, policy: Policy) -> dict[str, LayerStack]:
+        blocks = policy.noise_predictor.transformer_blocks
+        condition = TapPoint(blocks[0].adaLN_modulation, before=True)
+        return {
+            CONDITIONING: LayerStack((condition,)),
+            "transformer": LayerStack.of_modules(blocks),
+        }
+
+    @override
+    def tokens_of(self, stack: str) -> frozenset[str]:
+        return frozenset({"text" if stack == CONDITIONING else "action"})
+
+    @override
+    def pooling_of(self, stack: str) -> Pooling:
+        return Pooling.LAST_TOKEN if stack == CONDITIONING else self.default_pooling
+
+    @override
+    def input_keys(self, policy: Policy, batch: Batch, wanted: Wanted) -> tuple[str, ...]:
+        language = (OBS_LANGUAGE_TOKENS, OBS_LANGUAGE_ATTENTION_MASK)
+        observed = (*self.image_keys(policy, batch), OBS_STATE, *language)
+        if wanted.stack == CONDITIONING and not wanted.output:
+            return observed
+        padding = (ACTION_IS_PAD,) if policy.config.do_mask_loss_for_padding else ()
+        return (*observed, ACTION, NOISE, TIME, *padding)
+
+    @override
+    def compute_dtype(self, policy: Policy) -> torch.dtype:
+        dtype: torch.dtype = policy.noise_predictor.output_proj.weight.dtype
+        return dtype
+
+    @override
+    def processor_overrides(self, config: Any) -> dict[str, dict[str, Any]]:
+        return {}
+
+    @override
+    def anchor_inputs(
+        self, policy: Policy, batch: Batch, *, seeds: Sequence[int], own_actions: bool
+    ) -> Batch:
+        config, device = policy.config, batch[OBS_STATE].device
+        generators = row_generators(seeds)
+        shape = (config.horizon, config.action_feature.shape[0])
+        noise = normal_rows(generators, shape).to(device)
+        time = _times(policy, generators).to(device)
+        drawn = {**batch, NOISE: noise, TIME: time}
+        if own_actions:
+            start = normal_rows(generators, shape).to(device)
+            drawn[ACTION] = _own_actions(policy, _condition(policy, batch), start, generators)
+            drawn[ACTION_IS_PAD] = nothing_padded(drawn[ACTION])
+        return drawn
+
+    @override
+    def features(self, policy: Policy, batch: Batch, wanted: Wanted) -> Features:
+        condition = _condition(policy, batch)
+        of_condition = wanted.stack == CONDITIONING
+        if of_condition and not wanted.output:
+            return _condition_features(condition, wanted)
+        noisy = _noisy(policy, batch)
+        counted = counted_actions(
+            batch, noisy.shape[1], of=noisy, padding=policy.config.do_mask_loss_for_padding
+        )
+        stack = self.stack(policy, wanted.stack or self.default_stack)
+        output = None
+        with tap(stack, wanted.layers, stop=not wanted.output) as hidden:
+            predicted = policy.noise_predictor(noisy, batch[TIME], conditioning_vec=condition)
+            output = Output(values=predicted, mask=counted)
+        if of_condition:
+            return _condition_features(condition, wanted, output)
+        return Features(hidden=hidden, masks=action_masks(counted), output=output)
+
+
+def _condition(policy: Policy, batch: Batch) -> Tensor:
+    """[B, D]: all that the policy knows of observations and task."""
+    camera_images(policy, batch)  # a missing one is said, not raised as a KeyError
+    condition: Tensor = policy.observation_encoder.encode(policy._prepare_batch(batch))
+    return condition
+
+
+def _condition_features(
+    condition: Tensor, wanted: Wanted, output: Output | None = None
+) -> Features:
+    hidden = {layer: condition.unsqueeze(1) for layer in wanted.layers}
+    return Features(hidden=hidden, masks=condition_masks(condition), output=output)
+
+
+def _times(policy: Policy, generators: Sequence[torch.Generator]) -> Tensor:
+    """One time [B] each, spread as in the policy's training."""
+    if policy.config.is_diffusion:
+        steps = policy.objective.noise_scheduler.config.num_train_timesteps
+        return integer_rows(generators, steps)
+    times = []
+    # The policy's own draw takes no generator, so that torch's is lent to it.
+    with torch.random.fork_rng(devices=[]):
+        for seed in integer_rows(generators, 2**32).tolist():
+            torch.default_generator.manual_seed(seed)
+            times.append(policy.objective._sample_timesteps(1, torch.device("cpu")))
+    return torch.cat(times)
+
+
+def _noisy(policy: Policy, batch: Batch) -> Tensor:
+    """The actions with their noise, mixed as in the policy's training."""
+    actions, noise, time = batch[ACTION], batch[NOISE], batch[TIME]
+    mixed: Tensor
+    if policy.config.is_diffusion:
+        mixed = policy.objective.noise_scheduler.add_noise(actions, noise, time)
+    else:
+        time = time.view(-1, 1, 1)
+        mixed = time * actions + (1 - (1 - policy.config.sigma_min) * time) * noise
+    return mixed
+
+
+@torch.no_grad()
+def _own_actions(
+    policy: Policy, condition: Tensor, start: Tensor, generators: list[torch.Generator]
+) -> Tensor:
+    """The actions that the policy samples from this noise; its own sampler takes no generator."""
+    config, objective, model = policy.config, policy.objective, policy.noise_predictor
+    if config.is_flow_matching:
+        grid = torch.linspace(0, 1, config.num_integration_steps + 1, device=start.device)
+        euler = config.integration_method == "euler"
+        integrate = objective._euler_integrate if euler else objective._rk4_integrate
+        flowed: Tensor = integrate(model, start, grid, condition)
+        return flowed
+    scheduler, sample = objective.noise_scheduler, start
+    scheduler.set_timesteps(objective.num_inference_steps)
+    for step in scheduler.timesteps:
+        time = torch.full((len(sample),), step, dtype=torch.long, device=sample.device)
+        predicted = model(sample, time, conditioning_vec=condition)
+        sample = scheduler.step(predicted, step, sample, generator=generators).prev_sample
+    return sample

@@ -1,0 +1,116 @@
+"""Multi-task DiT: by diffusion and by flow, it predicts what it is trained on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import multi_task_dit as dit
+from tiny.world import ACTIONS, CAMERAS, PX, STATE
+from torch.nn import functional
+
+from craftcli.policies.base import NOISE, TIME, Features, Wanted
+from craftcli.policies.multi_task_dit import MultiTaskDitAdapter
+
+ADAPTER = MultiTaskDitAdapter()
+ROWS, SEEDS = 2, [1, 2]
+TOKENS = "observation.language.tokens"
+
+
+def batch() -> dict[str, Any]:
+    torch.manual_seed(1)
+    tokens = torch.tensor([[3, 4, 5, 1, 0, 0, 0, 0], [6, 7, 8, 9, 10, 1, 0, 0]])
+    padding = torch.zeros(ROWS, dit.HORIZON, dtype=torch.bool)
+    padding[0, 5:] = True
+    return {
+        **{camera: torch.rand(ROWS, 2, 3, PX, PX) for camera in CAMERAS},
+        "observation.state": torch.randn(ROWS, 2, STATE),
+        "action": torch.randn(ROWS, dit.HORIZON, ACTIONS),
+        "action_is_pad": padding,
+        TOKENS: tokens,
+        "observation.language.attention_mask": tokens > 0,
+    }
+
+
+def features(policy: Any, inputs: dict[str, Any], stack: str = "transformer") -> Features:
+    with torch.no_grad():
+        return ADAPTER.features(
+            policy.eval(), inputs, Wanted(stack=stack, layers=(0,), output=True)
+        )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"objective": "diffusion"},
+        {"objective": "diffusion", "prediction_type": "sample", "do_mask_loss_for_padding": True},
+        {"objective": "flow_matching", "sigma_min": 0.1},
+        {"objective": "flow_matching", "timestep_sampling_strategy": "uniform", "use_rope": False},
+    ],
+)
+def test_the_prediction_gives_the_policys_own_loss(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    policy = dit.policy(tmp_path, **settings).eval()
+    seen = batch()
+    seen |= dit.DIFFUSED.draw(policy, seen)
+    torch.manual_seed(dit.SEED)
+    with torch.no_grad():
+        expected, _ = policy(seen)
+    output = features(policy, seen).output
+    assert output is not None
+    if policy.config.is_flow_matching:
+        target = seen["action"] - (1 - policy.config.sigma_min) * seen[NOISE]
+    else:
+        target = seen["action" if policy.config.prediction_type == "sample" else NOISE]
+    kept = output.mask
+    assert kept.all() != policy.config.do_mask_loss_for_padding
+    torch.testing.assert_close(functional.mse_loss(output.values[kept], target[kept]), expected)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"objective": "diffusion", "noise_scheduler_type": "DDIM"},
+        {"objective": "flow_matching", "integration_method": "euler"},
+        {"objective": "flow_matching", "integration_method": "rk4"},
+    ],
+)
+def test_own_actions_are_what_the_policy_samples_from_that_noise(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = dit.policy(tmp_path, **settings).eval()
+    seen = batch()
+    starts: list[torch.Tensor] = []
+    handle = policy.noise_predictor.register_forward_pre_hook(
+        lambda _module, args: starts.append(args[0].clone())
+    )
+    own = ADAPTER.anchor_inputs(policy, seen, seeds=SEEDS, own_actions=True)
+    handle.remove()
+    # The policy's own sampler draws its start itself: it is handed the one that was used.
+    monkeypatch.setattr(torch, "randn", lambda *_args, **_keywords: starts[0])
+    with torch.no_grad():
+        condition = policy.observation_encoder.encode(policy._prepare_batch(seen))
+        expected = policy.objective.conditional_sample(policy.noise_predictor, ROWS, condition)
+    assert torch.equal(own["action"], expected)
+    assert not torch.equal(starts[0], own[NOISE])
+
+
+def test_times_of_flow_are_within_the_policys_range(tmp_path: Path) -> None:
+    policy = dit.policy(tmp_path, objective="flow_matching").eval()
+    drawn = ADAPTER.anchor_inputs(policy, batch(), seeds=SEEDS, own_actions=False)
+    assert drawn[TIME].dtype == torch.float32
+    assert ((drawn[TIME] >= 0) & (drawn[TIME] <= policy.config.timestep_sampling_s)).all()
+    assert drawn[TIME].unique().numel() == ROWS
+
+
+def test_padding_of_the_text_changes_nothing(tmp_path: Path) -> None:
+    policy = dit.policy(tmp_path).eval()
+    seen = ADAPTER.anchor_inputs(policy, batch(), seeds=SEEDS, own_actions=False)
+    there = seen["observation.language.attention_mask"]
+    changed = {**seen, TOKENS: torch.where(there, seen[TOKENS], 5)}
+    for stack in ADAPTER.stacks(policy):
+        one, other = features(policy, seen, stack), features(policy, changed, stack)
+        torch.testing.assert_close(one.hidden[0], other.hidden[0])
+    another = {**seen, TOKENS: seen[TOKENS].roll(1, dims=0)}
+    assert not torch.equal(features(policy, another).hidden[0], features(policy, seen).hidden[0])
