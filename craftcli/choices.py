@@ -7,7 +7,41 @@ class Mode(StrEnum):
     """What holds the policy to its teacher."""
 
     HIDDEN = "hidden"
+    ACTION = "action"
+    TOKEN_CE = "token_ce"
+    REPLAY = "replay"
+    L2SP = "l2sp"
+    EWC = "ewc"
     NONE = "none"
+
+
+class Kind(StrEnum):
+    """What a cache stores of its teacher."""
+
+    HIDDEN = "hidden"
+    ACTION = "action"
+    TOKEN_CE = "token_ce"
+
+
+class ActionSource(StrEnum):
+    """Whose actions the teacher is run over, where a policy takes actions in."""
+
+    TEACHER = "teacher"
+    DATA = "data"
+
+
+class Constraints(StrEnum):
+    """Whether several modes share one budget and multiplier, or have one each."""
+
+    JOINT = "joint"
+    EACH = "each"
+
+
+class OutputKind(StrEnum):
+    """What a policy family predicts."""
+
+    TOKENS = "tokens"
+    VECTORS = "vectors"
 
 
 class Pooling(StrEnum):
@@ -20,6 +54,15 @@ class Pooling(StrEnum):
     VISION_TEXT = "vision_text"
     MEAN_ACTION_TOKENS = "mean_action_tokens"
     ACTION_TOKENS = "action_tokens"
+
+
+class Layout(StrEnum):
+    """How the states of a layer lie in a tensor: B rows of the batch, S tokens, D numbers each."""
+
+    BSD = "bsd"
+    SBD = "sbd"
+    BDS = "bds"
+    BD = "bd"
 
 
 class Images(StrEnum):
@@ -56,17 +99,74 @@ class LossKind(StrEnum):
 
 
 class Merge(StrEnum):
-    """How the retention gradient is added to the task gradient."""
+    """How the retention gradient is added to the task gradient.
+
+    From `upgrad` on they are TorchJD's: weights found from both gradients, in place of projection.
+    """
 
     WEIGHTED = "weighted"
     EQUAL = "equal"
     TASK_PRIORITY = "task_priority"
+    UPGRAD = "upgrad"
+    DUALPROJ = "dualproj"
+    MGDA = "mgda"
+    CAGRAD = "cagrad"
+    ALIGNED_MTL = "aligned_mtl"
+    IMTL_G = "imtl_g"
+
+
+class SurgeryScope(StrEnum):
+    """Over which parameters one decision to project is taken; `none` projects nowhere."""
+
+    GLOBAL = "global"
+    PER_LAYER = "per_layer"
+    PER_GROUP = "per_group"
+    NONE = "none"
+
+
+class ProjectWhen(StrEnum):
+    """In which conflicts the task gradient is projected."""
+
+    CONFLICT = "conflict"
+    VIOLATED = "violated"
+
+
+class Controller(StrEnum):
+    """How λ follows the violation of the budget."""
+
+    ASCENT = "ascent"
+    NUPI = "nupi"
 
 
 class Schedule(StrEnum):
-    """How the budget ε moves from its start to its end over the run."""
+    """How the budget ε moves from its start to its end over the run, or that it is found in it."""
 
     CONSTANT = "constant"
     LINEAR = "linear"
     COSINE = "cosine"
     EXPONENTIAL = "exponential"
+    AUTO = "auto"
+
+
+class Amp(StrEnum):
+    """Precision of forward passes, where it is lower than the policy's own."""
+
+    OFF = "off"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
+class Parallel(StrEnum):
+    """How several processes share a policy: a copy each, or each a part of it."""
+
+    DDP = "ddp"
+    FSDP = "fsdp"
+
+
+class Tracker(StrEnum):
+    """Where metrics go besides the run's own file."""
+
+    NONE = "none"
+    WANDB = "wandb"
+    TENSORBOARD = "tensorboard"
+    TRACKIO = "trackio"

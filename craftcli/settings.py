@@ -6,10 +6,12 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from craftcli.errors import EXIT_USAGE, CraftError
+from craftcli.locations import RemotePath, locate
 
 
 def setting(
@@ -35,7 +37,7 @@ class Settings:
     """Base of the commands' settings."""
 
     def __post_init__(self) -> None:
-        problems = [*_out_of_bounds(self), *self.problems()]
+        problems = self._take_names() or [*_out_of_bounds(self), *self.problems()]
         if problems:
             raise CraftError(
                 "These settings cannot be used.",
@@ -43,6 +45,18 @@ class Settings:
                 fix="correct them on the command line or in the --config file.",
                 exit_code=EXIT_USAGE,
             )
+
+    def _take_names(self) -> list[str]:
+        """Take a choice by its name too, as callers from Python write it; what is no name."""
+        problems: list[str] = []
+        for name, hint in get_type_hints(type(self)).items():
+            kind = next((k for k in get_args(hint) if k is not type(None)), hint)
+            value = getattr(self, name)
+            named = isinstance(kind, type) and issubclass(kind, Enum) and type(value) is str
+            if named:
+                chosen = _typed(option_name(name), value, hint, problems)
+                object.__setattr__(self, name, chosen)
+        return problems
 
     def problems(self) -> list[str]:
         """What is wrong beyond the bounds of single values."""
@@ -131,12 +145,19 @@ def _read_file(file: Path, cls: type[Settings]) -> dict[str, Any]:
             fix="give --config a TOML file.",
             exit_code=EXIT_USAGE,
         ) from error
+    return read_settings(cls, written, source=str(file))
+
+
+def read_settings(
+    cls: type[Settings], written: Mapping[str, Any], *, source: str
+) -> dict[str, Any]:
+    """Values of settings from a file, each of the type of its setting."""
     names = {key: key.replace("-", "_") for key in written}
     unknown = [key for key, name in names.items() if name not in cls.names()]
     if unknown:
         hints = [_closest(key, cls.names()) for key in unknown]
         raise CraftError(
-            f"Unknown settings in {file}: {', '.join(unknown)}.",
+            f"Unknown settings in {source}: {', '.join(unknown)}.",
             why="this command has no such setting." + "".join(hints),
             fix="remove or correct them; --help lists the settings.",
             exit_code=EXIT_USAGE,
@@ -146,7 +167,7 @@ def _read_file(file: Path, cls: type[Settings]) -> dict[str, Any]:
     values = {name: _typed(key, written[key], types[name], problems) for key, name in names.items()}
     if problems:
         raise CraftError(
-            f"Some settings in {file} cannot be used.",
+            f"Some settings in {source} cannot be used.",
             why=" ".join(problems),
             fix="correct them in the file; --help lists the settings.",
             exit_code=EXIT_USAGE,
@@ -162,6 +183,10 @@ def _closest(key: str, names: tuple[str, ...]) -> str:
 def _typed(key: str, value: Any, hint: Any, problems: list[str]) -> Any:
     """The value as the type of its setting, or a problem: a file cannot smuggle in another."""
     kind = next((k for k in get_args(hint) if k is not type(None)), hint)
+    if isinstance(value, str) and RemotePath in get_args(hint):
+        return locate(value)
+    if value is None and type(None) in get_args(hint):
+        return None
     if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
@@ -178,4 +203,4 @@ def _typed(key: str, value: Any, hint: Any, problems: list[str]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
+    return str(value) if isinstance(value, Path | RemotePath) else value

@@ -80,8 +80,11 @@ def test_the_demos_values_are_for_the_demo_only(written: Callable[[str], Path], 
 
 
 def test_flags_that_say_no_are_decisions(written: Callable[[str], Path]) -> None:
-    source = training({"project": False}, written("project = true"))
-    assert (source.settings.project, source.origin["project"]) == (False, "flag")
+    source = training({"freeze_downstream": False}, written("freeze_downstream = true"))
+    assert (source.settings.freeze_downstream, source.origin["freeze_downstream"]) == (
+        False,
+        "flag",
+    )
 
 
 def test_a_file_may_spell_names_either_way(written: Callable[[str], Path]) -> None:
@@ -93,7 +96,7 @@ def test_values_of_a_file_get_the_type_of_their_setting(written: Callable[[str],
     settings = training(
         {}, written('mode = "none"\nloss = "l1"\nlambda-max = 3\ncache = "a/b.zarr"')
     ).settings
-    assert settings.mode is Mode.NONE
+    assert settings.modes == (Mode.NONE,)
     assert settings.loss is LossKind.L1
     assert isinstance(settings.lambda_max, float)
     assert settings.cache == Path("a/b.zarr")
@@ -120,7 +123,7 @@ def test_a_setting_of_another_command_is_unknown(written: Callable[[str], Path])
         ("steps = true", "steps is True, not of type int."),
         ('steps = "many"', "steps is 'many', not of type int."),
         ("lr = true", "lr is True, not of type float."),
-        ("project = 1", "project is 1, not of type bool."),
+        ("overwrite = 1", "overwrite is 1, not of type bool."),
         ("policy = 3", "policy is 3, not of type str."),
         ("cache = 3", "cache is 3, not of type Path."),
         ("seed = [1]", "seed is [1], not of type int."),
@@ -207,7 +210,7 @@ def test_an_exponential_schedule_needs_positive_budgets(end: str) -> None:
         ({"freeze_downstream": True, "mode": Mode.NONE}, "--freeze-downstream needs"),
         ({"epsilon_end": 0.1}, "--epsilon-end needs"),
         ({"epsilon_schedule": Schedule.LINEAR}, "needs --epsilon-end"),
-        ({"loss": LossKind.MSE}, "--loss mse needs --epsilon-start"),
+        ({"mode": "hidden+none"}, "--mode none goes with no other"),
         ({"dataset_root": "here"}, "--dataset-root needs --policy and --dataset"),
         ({"revision": "main"}, "--revision needs --policy and --dataset"),
         ({"lr": 0.0}, "--lr is 0.0, not above 0"),

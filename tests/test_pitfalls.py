@@ -22,6 +22,7 @@ from craftcli.cache.pooling import pool
 from craftcli.choices import Merge, Pooling
 from craftcli.engine.anchors import AnchorSet
 from craftcli.engine.surgery import operate_
+from craftcli.policies.base import Wanted
 from craftcli.policies.data import read_rows
 
 
@@ -55,9 +56,7 @@ def test_02_no_gradient_is_dropped_and_equal_halves_all() -> None:
 
 def test_03_image_tokens_are_the_policys_own_number(teacher: Any, old_data: Any) -> None:
     batch = teacher.preprocess(read_rows(old_data, [0]))
-    masks = teacher.adapter.features(
-        teacher.policy, batch, stack="vlm", layers=(0,), with_actions=False
-    ).masks
+    masks = teacher.adapter.features(teacher.policy, batch, Wanted(stack="vlm", layers=(0,))).masks
     embedded = teacher.policy.model.paligemma_with_expert.embed_image(
         batch["observation.images.top"] * 2 - 1
     )
@@ -75,7 +74,7 @@ def test_04_builder_and_student_count_layers_alike(
     rows = anchors.read(np.arange(8), torch.device("cpu"))
     with torch.no_grad():
         seen = teacher.adapter.features(
-            teacher.policy, rows.inputs, stack="vlm", layers=(1, 3), with_actions=True
+            teacher.policy, rows.inputs, Wanted(stack="vlm", layers=(1, 3), with_actions=True)
         )
     for layer in (1, 3):
         vectors = pool(seen.hidden[layer], seen.masks, Pooling.ACTION_TOKENS).vectors
@@ -84,9 +83,7 @@ def test_04_builder_and_student_count_layers_alike(
 
 def test_05_the_last_token_is_a_word_and_not_a_patch(teacher: Any, old_data: Any) -> None:
     batch = teacher.preprocess(read_rows(old_data, [0, 1]))
-    seen = teacher.adapter.features(
-        teacher.policy, batch, stack="vlm", layers=(3,), with_actions=False
-    )
+    seen = teacher.adapter.features(teacher.policy, batch, Wanted(stack="vlm", layers=(3,)))
     words = int(batch["observation.language.attention_mask"][0].sum())
     last = seen.hidden[3][:, 9 + words - 1]
     pooled = pool(seen.hidden[3], seen.masks, Pooling.LAST_TOKEN).vectors
@@ -121,7 +118,7 @@ def test_17_a_nan_is_never_hidden(teacher: Any, old_data: Any) -> None:
     batch["observation.images.top"][1] = torch.nan
     with torch.no_grad():
         seen = teacher.adapter.features(
-            teacher.policy, batch, stack="vlm", layers=(3,), with_actions=True
+            teacher.policy, batch, Wanted(stack="vlm", layers=(3,), with_actions=True)
         )
     for pooling in Pooling:
         vectors = pool(seen.hidden[3], seen.masks, pooling).vectors

@@ -28,14 +28,17 @@ from craftcli.errors import CraftError
 class Output:
     """Where a command prints; with `--json`, stdout carries nothing but one JSON document."""
 
-    def __init__(self, *, as_json: bool = False, debug: bool = False) -> None:
-        self.as_json = as_json
+    def __init__(self, *, as_json: bool = False, debug: bool = False, silent: bool = False) -> None:
+        self.as_json = as_json and not silent
         self.debug = debug
         # Highlighting would colour numbers in lines that other programs read.
-        self._data = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-        self._notes = Console(file=sys.stderr, highlight=False, soft_wrap=True)
-
+        self._data = Console(file=sys.stdout, highlight=False, soft_wrap=True, quiet=silent)
+        self._notes = Console(file=sys.stderr, highlight=False, soft_wrap=True, quiet=silent)
         self._bar_running = False
+
+    def for_first(self, *, is_first: bool) -> "Output":
+        """This output for the first of several processes, silence for the others."""
+        return self if is_first else Output(debug=self.debug, silent=True)
 
     @property
     def _result(self) -> Console:

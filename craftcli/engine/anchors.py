@@ -1,9 +1,10 @@
 """Anchor rows as the student meets them: the teacher's inputs and what it made of them."""
 
 import functools
+import os
+from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -12,20 +13,43 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from craftcli.cache.dtypes import decode
-from craftcli.cache.format import Manifest, layer_names
+from craftcli.cache.format import (
+    LABELS,
+    OUTPUT_MASK,
+    PREDICTION,
+    TOP_LOGPROBS,
+    TOP_TOKENS,
+    Manifest,
+    layer_names,
+)
 from craftcli.cache.inputs import unpack
 from craftcli.cache.reader import CacheReader
-from craftcli.cache.stats import scalar_variance
+from craftcli.cache.stats import Moments, scalar_variance
+from craftcli.choices import Kind
 from craftcli.engine.reference_images import ReferenceImages
+from craftcli.engine.walk import Walk
 from craftcli.errors import CraftError
+from craftcli.locations import Location
 
 _INPUTS = "inputs/"
+_FRAMES = "index/dataset_index"
+_OUTPUTS = {
+    Kind.HIDDEN: (),
+    Kind.TOKEN_CE: (LABELS,),
+    Kind.ACTION: (PREDICTION, TOP_TOKENS, TOP_LOGPROBS, OUTPUT_MASK),
+}
+_VARIANCE_ROWS = 4096
+"""Rows over which the variance of predictions is taken: enough for a scale, and quickly read."""
 
 
 @functools.cache
 def _decoder() -> ThreadPoolExecutor:
     """One thread for all: decoders and tokenizers are not made for several at once."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="anchor-images")
+
+
+# A forked process has the executor but not its thread, and would wait for ever.
+os.register_at_fork(after_in_child=_decoder.cache_clear)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,8 +60,10 @@ class AnchorBatch:
     """The model inputs by name, as the teacher saw them."""
     targets: dict[str, Tensor]
     """The teacher's hidden states [B, V, D] float32 by layer name."""
-    mask: Tensor
-    """[B, V] bool: which of the vectors exist."""
+    mask: Tensor | None
+    """[B, V] bool: which of the vectors exist; None without hidden states."""
+    outputs: dict[str, Tensor]
+    """The teacher's outputs by the names of their arrays."""
 
 
 class AnchorSet:
@@ -49,68 +75,88 @@ class AnchorSet:
         *,
         batch_size: int,
         seed: int,
+        kinds: Collection[Kind] = (Kind.HIDDEN,),
         images: ReferenceImages | None = None,
     ) -> None:
-        if reader.manifest.images == "reference" and images is None:
-            raise CraftError(
-                f"The cache {reader.path} does not hold its images.",
-                why=f"they stayed in the dataset {reader.manifest.dataset.repo_id}.",
-                fix="open it with that dataset, or rebuild it with --images embed.",
-            )
         self._reader = reader
-        self._batch_size = batch_size
-        self._seed = seed
+        self.batch_size = batch_size
         self._images = images
         self._ahead: dict[int, Future[AnchorBatch]] = {}
-        self._rows = np.flatnonzero(reader.read_all("valid"))
-        self._input_names = [n for n in reader.array_names() if n.startswith(_INPUTS)]
-        if len(self._rows) < batch_size:
+        self.walk = Walk(_usable_rows(reader, batch_size), batch_size=batch_size, seed=seed)
+        names = reader.array_names()
+        self._input_names = [name for name in names if name.startswith(_INPUTS)]
+        self._layers = layer_names(self.manifest) if Kind.HIDDEN in kinds else []
+        wanted = [name for kind in kinds for name in _OUTPUTS[kind]]
+        self._output_names = [name for name in wanted if name in names]
+        hidden = [f"hidden/{layer}" for layer in self._layers]
+        masks = ["hidden_mask"] if self._layers else []
+        self._read_names = [*self._input_names, *hidden, *masks, *self._output_names]
+        self.variances = {name: self._layer_variance(name) for name in self._layers}
+        if PREDICTION in self._output_names:
+            self.variances[PREDICTION] = self._prediction_variance()
+        flat = [name for name, variance in self.variances.items() if variance <= 0]
+        if flat:
             raise CraftError(
-                f"The cache has {len(self._rows)} usable anchors, fewer than a batch.",
-                why=f"a retention step takes {batch_size} of them.",
-                fix=f"use --anchor-batch-size {max(len(self._rows), 1)} or build a larger cache.",
+                f"The cache {reader.path} cannot tell drift from rest.",
+                why=f"what the teacher gave does not vary between its rows ({flat[0]}).",
+                fix="build a cache with more --samples, or of another pooling or layer.",
             )
-        self.variances = self._read_variances()
 
     @classmethod
     def open(
-        cls, path: Path, *, batch_size: int, seed: int, images: ReferenceImages | None = None
+        cls,
+        path: Location,
+        *,
+        batch_size: int,
+        seed: int,
+        kinds: Collection[Kind] = (Kind.HIDDEN,),
+        images: ReferenceImages | None = None,
     ) -> Self:
-        """Open a cache that holds hidden states."""
+        """Open a cache that holds what is asked for."""
         reader = CacheReader.open(path)
-        if "hidden" not in reader.manifest.kinds:
+        check_kinds(reader.manifest, kinds, cache=str(path))
+        if kinds and reader.manifest.images == "reference" and images is None:
             raise CraftError(
-                f"The cache {path} cannot serve --mode hidden.",
-                why=f"it holds {', '.join(reader.manifest.kinds)}.",
-                fix="build one with craft cache build.",
+                f"The cache {path} does not hold its images.",
+                why=f"they stayed in the dataset {reader.manifest.dataset.repo_id}.",
+                fix="open it with that dataset, or rebuild it with --images embed.",
             )
-        return cls(reader, batch_size=batch_size, seed=seed, images=images)
+        return cls(reader, batch_size=batch_size, seed=seed, kinds=kinds, images=images)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.walk)
 
     def __repr__(self) -> str:
-        return f"AnchorSet(rows={len(self)}, batch_size={self._batch_size}, {self._reader!r})"
+        return f"AnchorSet(rows={len(self)}, batch_size={self.batch_size}, {self._reader!r})"
 
     @property
     def manifest(self) -> Manifest:
         """What the cache says of itself."""
         return self._reader.manifest
 
-    def batch(self, number: int, device: torch.device) -> AnchorBatch:
+    def frames(self, number: int) -> list[int]:
+        """Where in the dataset the rows of the batch of that number came from."""
+        frames: list[int] = self._reader.read(_FRAMES, self.walk.rows(number)).tolist()
+        return frames
+
+    def batch(self, number: int, device: torch.device, *, following: int = 1) -> AnchorBatch:
         """The batch of that number in an endless walk over the rows, reshuffled every round.
 
-        While it is used, a thread decodes the images of the next.
+        While it is used, a thread decodes the images of the one `following` numbers later.
         """
+        if self._reader.fetches:
+            self._reader.prefetch(self.walk.rows(number), self._read_names)
+            self._reader.prefetch(self.walk.rows(number + following), self._read_names)
         if self._images is None:
             return self._numbered(number, device)
         waiting = self._ahead.pop(number, None)
         batch = waiting.result() if waiting else self._numbered(number, device)
-        self._ahead = {number + 1: _decoder().submit(self._numbered, number + 1, device)}
+        coming = number + following
+        self._ahead = {coming: _decoder().submit(self._numbered, coming, device)}
         return batch
 
     def _numbered(self, number: int, device: torch.device) -> AnchorBatch:
-        return self.read(self._rows[self._positions(number)], device)
+        return self.read(self.walk.rows(number), device)
 
     def read(self, rows: NDArray[Any], device: torch.device) -> AnchorBatch:
         """The rows given, on the device."""
@@ -121,35 +167,55 @@ class AnchorSet:
             for name in self._input_names
         }
         if self._images is not None:
-            frames = self._reader.read("index/dataset_index", rows).tolist()
+            frames = self._reader.read(_FRAMES, rows).tolist()
             images = self._images.read(frames)
             inputs |= {key: image.to(device) for key, image in images.items()}
         targets = {
             layer: torch.from_numpy(
                 decode(self._reader.read(f"hidden/{layer}", rows), self.manifest.dtype)
             ).to(device)
-            for layer in layer_names(self.manifest)
+            for layer in self._layers
         }
-        mask = torch.from_numpy(self._reader.read("hidden_mask", rows)).to(device)
-        return AnchorBatch(inputs=inputs, targets=targets, mask=mask)
+        outputs = {name: self._tensor(name, rows, device) for name in self._output_names}
+        mask = self._tensor("hidden_mask", rows, device) if self._layers else None
+        return AnchorBatch(inputs=inputs, targets=targets, mask=mask, outputs=outputs)
 
-    def _positions(self, number: int) -> NDArray[Any]:
-        walked = np.arange(number * self._batch_size, (number + 1) * self._batch_size)
-        rounds, offsets = np.divmod(walked, len(self._rows))
-        orders = {
-            int(r): np.random.default_rng([self._seed, int(r)]).permutation(len(self._rows))
-            for r in np.unique(rounds)
-        }
-        return np.array([orders[int(r)][o] for r, o in zip(rounds, offsets, strict=True)])
+    def _tensor(self, name: str, rows: NDArray[Any], device: torch.device) -> Tensor:
+        return torch.from_numpy(self._reader.read(name, rows)).to(device)
 
-    def _read_variances(self) -> dict[str, float]:
-        stats = {layer: self._reader.stats(layer) for layer in layer_names(self.manifest)}
-        variances = {layer: scalar_variance(s.variance, s.count) for layer, s in stats.items()}
-        flat = [layer for layer, variance in variances.items() if variance <= 0]
-        if flat:
-            raise CraftError(
-                f"The cache {self._reader.path} cannot tell drift from rest.",
-                why=f"the teacher's states do not vary between its rows (layer {flat[0]}).",
-                fix="build a cache with more --samples, or of another pooling or layer.",
-            )
-        return variances
+    def _layer_variance(self, layer: str) -> float:
+        stats = self._reader.stats(layer)
+        return scalar_variance(stats.variance, stats.count)
+
+    def _prediction_variance(self) -> float:
+        """The mean variance of the teacher's predictions, from rows all over the cache."""
+        usable = np.flatnonzero(self._reader.read_all("valid"))
+        spread = np.unique(np.linspace(0, len(usable) - 1, _VARIANCE_ROWS).round().astype(int))
+        values = self._reader.read(PREDICTION, usable[spread])
+        moments = Moments(*values.shape[1:])
+        moments.update(values, self._reader.read(OUTPUT_MASK, usable[spread]))
+        return scalar_variance(moments.variance, moments.count)
+
+
+def check_kinds(manifest: Manifest, kinds: Collection[Kind], *, cache: str) -> None:
+    """Refuse a cache that lacks what a mode needs, with the command that builds it."""
+    missing = [kind for kind in kinds if kind not in manifest.kinds]
+    if missing:
+        together = "+".join(kind for kind in Kind if kind in (*manifest.kinds, *missing))
+        raise CraftError(
+            f"The cache {cache} cannot serve --mode {'+'.join(missing)}.",
+            why=f"it holds {', '.join(manifest.kinds)}.",
+            fix=f"build one that can: craft cache build --kind {together} --output {cache} "
+            "--overwrite.",
+        )
+
+
+def _usable_rows(reader: CacheReader, batch_size: int) -> NDArray[np.intp]:
+    rows = np.flatnonzero(reader.read_all("valid"))
+    if len(rows) < batch_size:
+        raise CraftError(
+            f"The cache has {len(rows)} usable anchors, fewer than a batch.",
+            why=f"a retention step takes {batch_size} of them.",
+            fix=f"use --anchor-batch-size {max(len(rows), 1)} or build a larger cache.",
+        )
+    return rows

@@ -6,12 +6,17 @@ import torch
 
 from craftcli.cache.format import Manifest, TeacherIdentity
 from craftcli.cache.matching import TEACHER_FIELDS
-from craftcli.choices import LossKind
+from craftcli.choices import Amp, LossKind, Mode
+from craftcli.engine.imitation import Imitation
+from craftcli.engine.losses import RetentionLoss
 from craftcli.engine.retention import Retention
 from craftcli.errors import EXIT_CHECK_FAILED, CraftError
 
 TOLERANCE = {"float32": 1e-6, "bfloat16": 1e-2, "float16": 1e-3}
 """Share of the teacher's variance that rounding may account for, by the coarsest precision."""
+
+
+_AMP_NAMES = {Amp.OFF: "float32", Amp.BF16: "bfloat16", Amp.FP16: "float16"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +62,29 @@ def check_identity(manifest: Manifest, student: TeacherIdentity, *, cache: str) 
 
 
 @torch.no_grad()
-def self_check(retention: Retention) -> SelfCheck:
-    """Measure L_ret before the first step, where the student still is its teacher."""
+def self_check(retention: Retention) -> SelfCheck | None:
+    """Measure L_ret before the first step, where the student still is its teacher.
+
+    None when no term compares with something that is 0 there.
+    """
+    terms = [term for term in retention.terms if isinstance(term, Imitation)]
+    drifts = [
+        loss.total.item()
+        for term in terms
+        for mode, loss in _in_nmse(term, retention).items()
+        if mode is not Mode.TOKEN_CE
+    ]
+    if not drifts or retention.anchors is None:
+        return None
     manifest = retention.anchors.manifest
-    drift = retention.measure(0, kind=LossKind.NMSE).total.item()
-    precisions = (manifest.dtype, manifest.teacher.dtype)
-    return SelfCheck(drift=drift, tolerance=max(TOLERANCE.get(p, 1e-6) for p in precisions))
+    precisions = (manifest.dtype, manifest.teacher.dtype, _AMP_NAMES[retention.execution.amp])
+    tolerance = max(TOLERANCE.get(p, 1e-6) for p in precisions)
+    return SelfCheck(drift=max(drifts), tolerance=tolerance)
+
+
+def _in_nmse(term: Imitation, retention: Retention) -> dict[Mode, RetentionLoss]:
+    with retention.execution.autocast():
+        return term.losses(0, loss=LossKind.NMSE)
 
 
 def require_self_check(check: SelfCheck) -> None:

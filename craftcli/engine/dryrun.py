@@ -1,19 +1,16 @@
 """A rehearsal of a run: numbered checks, then a few real steps; nothing is kept."""
 
 import dataclasses
-import resource
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from craftcli.cache.build import build_cache
-from craftcli.choices import Mode
 from craftcli.config import CacheConfig, PolicyAndData, TrainConfig
 from craftcli.engine.compatibility import require_self_check, self_check
+from craftcli.engine.opening import open_retention
+from craftcli.engine.peak_memory import peak_memory_bytes
 from craftcli.engine.reach import (
     describe_downstream,
     describe_trainable,
@@ -24,12 +21,12 @@ from craftcli.engine.reach import (
 from craftcli.engine.retention import Retention
 from craftcli.engine.session import (
     open_anchor_data,
-    open_policy,
-    open_retention,
+    open_student,
     open_task_data,
 )
 from craftcli.engine.trainer import Trainer
 from craftcli.errors import CraftError
+from craftcli.locations import Location
 from craftcli.policies.loading import Checkpoint
 from craftcli.report.metrics import StepReport
 
@@ -60,7 +57,7 @@ class DryRun:
         questions: list[tuple[str, Callable[[], str]]] = [
             ("Policy and dataset fit", self._open_policy_and_data)
         ]
-        if self.config.mode is not Mode.NONE:
+        if self.config.retains:
             questions += [
                 ("Cache matches the teacher", self._open_cache),
                 ("L_ret = 0 at the teacher's weights", self._check_zero),
@@ -80,15 +77,10 @@ class DryRun:
 
     def peak_memory_bytes(self) -> int:
         """The most memory used so far, on the GPU if there is one."""
-        device = next(self._student.policy.parameters()).device
-        if device.type == "cuda":
-            return torch.cuda.max_memory_allocated(device)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        # Linux counts kibibytes, macOS bytes.
-        return peak if sys.platform == "darwin" else peak * 1024
+        return peak_memory_bytes(next(self._student.policy.parameters()).device)
 
     def _open_policy_and_data(self) -> str:
-        self._student = open_policy(self.config)
+        self._student = open_student(self.config)
         self._dataset = open_task_data(self.config, self._student)
         self._trainer = self._make_trainer()
         policy, meta = self._student.policy, self._dataset.meta
@@ -102,10 +94,12 @@ class DryRun:
 
     def _open_cache(self) -> str:
         cache, origin = self.config.cache, str(self.config.cache)
-        if not self._cache_given and not cache.exists():
+        if not self._cache_given and isinstance(cache, Path) and not cache.exists():
             cache, origin = self._build_small_cache()
         self._retention = open_retention(self.config, self._student, cache)
         self._trainer = self._make_trainer()
+        if self._retention.anchors is None:
+            return "no cache is needed: weights are held"
         manifest = self._retention.anchors.manifest
         layers = ", ".join(str(layer) for layer in manifest.layers)
         return (
@@ -116,6 +110,8 @@ class DryRun:
 
     def _check_zero(self) -> str:
         check = self_check(self._held)
+        if check is None:
+            return f"nothing to compare with in --mode {self.config.mode}"
         if self.config.other_student:
             return f"not asked for, the student is another: {check.drift:.3g} of the variance"
         require_self_check(check)
@@ -150,7 +146,7 @@ class DryRun:
             output=self._scratch / "run",
         )
 
-    def _build_small_cache(self) -> tuple[Path, str]:
+    def _build_small_cache(self) -> tuple[Location, str]:
         shared = {f.name: getattr(self.config, f.name) for f in dataclasses.fields(PolicyAndData)}
         data = open_anchor_data(self.config, self._student)
         config = CacheConfig(

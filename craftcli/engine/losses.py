@@ -48,10 +48,11 @@ def retention_loss(
 def layer_loss(
     student: Tensor, teacher: Tensor, mask: Tensor, kind: LossKind, variance: float | None
 ) -> Tensor:
-    """Compare vectors [B, V, D] where mask [B, V] is True: a float32 scalar, the mean over them.
+    """Compare vectors [B, V, D] where mask [B, V] is True: a float32 scalar, the mean over rows.
 
-    `variance` is the mean variance of the teacher's features and scales nmse: 0.02 then says that
-    the vectors moved by 2 % of it. With no valid vector the loss is 0 and still has a graph.
+    A row counts with the mean over its valid vectors, and with 0 when it has none, so that the loss
+    of a batch is the mean of the losses of its parts. `variance` is the mean variance of the
+    teacher's features and scales nmse: 0.02 then says that the vectors moved by 2 % of it.
     """
     if student.shape != teacher.shape or mask.shape != student.shape[:-1]:
         raise ValueError(
@@ -63,17 +64,22 @@ def layer_loss(
     valid = mask.unsqueeze(-1)
     ours = torch.where(valid, student.float(), 0.0)
     theirs = torch.where(valid, teacher.float(), 0.0)
-    vectors = mask.sum().clamp(min=1)
     match kind:
         case LossKind.MSE:
-            return (ours - theirs).square().sum() / (vectors * student.shape[-1])
+            return row_mean((ours - theirs).square().mean(-1), mask)
         case LossKind.NMSE:
             scale = _checked_variance(variance)
-            return (ours - theirs).square().sum() / (vectors * student.shape[-1]) / scale
+            return row_mean((ours - theirs).square().mean(-1), mask) / scale
         case LossKind.L1:
-            return (ours - theirs).abs().sum() / (vectors * student.shape[-1])
+            return row_mean((ours - theirs).abs().mean(-1), mask)
         case LossKind.COSINE:
-            return torch.where(mask, 1.0 - _cosine(ours, theirs), 0.0).sum() / vectors
+            return row_mean(1.0 - _cosine(ours, theirs), mask)
+
+
+def row_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean over rows of values [B, V] averaged where mask [B, V] is True, 0 without any."""
+    total = torch.where(mask, values, 0.0).sum(1)
+    return (total / mask.sum(1).clamp(min=1)).mean()
 
 
 def _cosine(a: Tensor, b: Tensor) -> Tensor:

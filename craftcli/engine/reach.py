@@ -1,13 +1,18 @@
 """Which parameters the retention loss holds, and which it leaves free to drift, by autograd."""
 
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from craftcli.engine.retention import Retention, evaluation_mode
+from craftcli.choices import Mode
+from craftcli.engine.retention import Retention
+from craftcli.engine.terms import evaluation_mode
 from craftcli.errors import EXIT_CHECK_FAILED, CraftError
-from craftcli.policies.base import Batch, Policy, PolicyAdapter
+from craftcli.policies.base import Batch, LayerStack, Policy, PolicyAdapter
 from craftcli.policies.taps import tap
 
 # The parts of a policy that people speak of, where its names have them.
@@ -29,28 +34,54 @@ def find_reach(
     policy: Policy, adapter: PolicyAdapter, retention: Retention, task_batch: Batch
 ) -> Reach:
     """Run one task batch and one anchor batch backwards; gradients are left empty."""
-    manifest = retention.anchors.manifest
-    stack = adapter.stack(policy, manifest.stack)
     trainable = {name: p for name, p in policy.named_parameters() if p.requires_grad}
-    device = next(policy.parameters()).device
-    with evaluation_mode(policy):
-        # At the teacher's weights the retention loss and its gradient are 0, so that the way back
-        # is tried with an arbitrary gradient instead.
-        states = retention.student_states(retention.anchors.batch(0, device))
-        arbitrary = torch.Generator().manual_seed(0)
-        probe = [
-            (state * torch.randn(state.shape, generator=arbitrary).to(device)).sum()
-            for state in states.values()
-        ]
-        retained = _touched(torch.stack(probe).sum(), trainable)
-        deepest = max(manifest.layers)
-        with tap(stack, (deepest,), stop=False) as seen:
-            loss, _ = policy(task_batch)
-        # Whatever still gets a gradient when none passes that layer lies behind it.
-        if seen[deepest].requires_grad:
-            seen[deepest].register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
-        downstream = _touched(loss, trainable)
-    return Reach(trainable=frozenset(trainable), retained=retained, downstream=downstream)
+    downstream: frozenset[str] = frozenset()
+    with _nothing_at_zero(trainable.values()):
+        probes = [_touched(term.probe(), trainable) for term in retention.terms]
+        if retention.anchors is not None and retention.modes == (Mode.HIDDEN,):
+            # What holds an output, or weights, has nothing behind it.
+            manifest = retention.anchors.manifest
+            stack = adapter.stack(policy, manifest.stack)
+            downstream = _behind(stack, max(manifest.layers), policy, trainable, task_batch)
+    return Reach(
+        trainable=frozenset(trainable),
+        retained=frozenset().union(*probes),
+        downstream=downstream,
+    )
+
+
+@contextmanager
+def _nothing_at_zero(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """For a while, random values in what is all zeros.
+
+    The second matrix of a new adapter is, and lets no gradient pass to the first. After one step
+    of training it will.
+    """
+    zeros = [parameter for parameter in parameters if not parameter.count_nonzero()]
+    generator = torch.Generator().manual_seed(0)
+    for parameter in zeros:
+        values = torch.randn(parameter.shape, generator=generator) * 0.01
+        parameter.data.copy_(values)
+    try:
+        yield
+    finally:
+        for parameter in zeros:
+            parameter.data.zero_()
+
+
+def _behind(
+    stack: LayerStack,
+    layer: int,
+    policy: Policy,
+    trainable: dict[str, nn.Parameter],
+    task_batch: Batch,
+) -> frozenset[str]:
+    """Whatever still gets a gradient of the task when none passes the layer."""
+    with evaluation_mode(policy), tap(stack, (layer,), stop=False) as seen:
+        loss, _ = policy(task_batch)
+    if seen[layer].requires_grad:
+        seen[layer].register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
+    return _touched(loss, trainable)
 
 
 def require_reach(reach: Reach) -> None:
@@ -77,6 +108,7 @@ def describe_trainable(policy: nn.Module, reach: Reach) -> str:
     return ", ".join(
         f"{part} {trained / 1e6:.3f}M trained, {held / 1e6:.3f}M held"
         for part, (trained, held) in parts.items()
+        if trained
     )
 
 
@@ -84,11 +116,16 @@ def describe_downstream(reach: Reach, *, frozen: bool) -> str:
     """What lies behind the deepest retained layer, and whether anything holds it."""
     if not reach.downstream:
         return "nothing trainable lies behind the deepest retained layer"
-    short = sorted(".".join(name.split(".")[-2:]) for name in reach.downstream)
+    short = sorted(_short(name) for name in reach.downstream)
     names = ", ".join(short[:4]) + (f" and {len(short) - 4} more" if len(short) > 4 else "")
     if frozen:
         return f"frozen behind the deepest retained layer: {names}"
     return f"free to drift behind the deepest retained layer: {names}"
+
+
+def _short(name: str) -> str:
+    """The last two parts of a name, without those that all adapters share."""
+    return ".".join(re.sub(r"\.(lora_\w+)\.\w+\.weight$", r".\1", name).split(".")[-2:])
 
 
 def freeze(policy: nn.Module, names: frozenset[str]) -> None:

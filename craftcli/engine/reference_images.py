@@ -8,6 +8,7 @@ from torch import Tensor
 
 from craftcli.cache.format import DatasetIdentity
 from craftcli.errors import CraftError
+from craftcli.policies.base import Batch
 from craftcli.policies.data import open_dataset, read_rows, remember_if_small
 from craftcli.policies.identity import dataset_identity
 from craftcli.policies.loading import Checkpoint
@@ -23,11 +24,16 @@ class ReferenceImages:
         self._preprocess = copy.deepcopy(policy.preprocess)
         self._reading = threading.Lock()
 
-    def read(self, dataset_indices: list[int]) -> dict[str, Tensor]:
-        """The images of these frames by input name; one caller at a time."""
-        # A batch out of turn is asked for while the thread prepares the one that was expected.
+    def read_labelled(self, dataset_indices: list[int]) -> Batch:
+        """All of these frames as the policy takes them, with the data's own actions."""
+        # One at a time: a batch out of turn is asked for while the thread prepares the next.
         with self._reading:
-            batch = self._preprocess(read_rows(self._dataset, dataset_indices))
+            batch: Batch = self._preprocess(read_rows(self._dataset, dataset_indices))
+        return batch
+
+    def read(self, dataset_indices: list[int]) -> dict[str, Tensor]:
+        """The images of these frames by input name."""
+        batch = self.read_labelled(dataset_indices)
         keys = self._policy.adapter.image_keys(self._policy.policy, batch)
         return {key: batch[key] for key in keys}
 
@@ -38,7 +44,10 @@ def open_reference_images(
     """Open the dataset a cache points into, and refuse another one or a changed one."""
     try:
         dataset = open_dataset(
-            identity.repo_id, root=root or identity.root, policy_config=policy.policy.config
+            identity.repo_id,
+            root=root or identity.root,
+            policy_config=policy.policy.config,
+            renames=policy.renames,
         )
     except CraftError as error:
         raise CraftError(

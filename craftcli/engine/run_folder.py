@@ -8,12 +8,9 @@ from pathlib import Path
 
 from craftcli.config import TrainConfig
 from craftcli.errors import CraftError
-
-METRICS_FILE = "metrics.jsonl"
-CONFIG_FILE = "craft_config.json"
-"""The settings of a run, and the mark that a folder is one."""
-STATE_FILE = "craft_state.json"
-CHECKPOINTS = "checkpoints"
+from craftcli.run_files import CHECKPOINTS as CHECKPOINTS
+from craftcli.run_files import CONFIG_FILE
+from craftcli.run_files import METRICS_FILE as METRICS_FILE
 
 
 def default_output(config: TrainConfig) -> Path:

@@ -1,29 +1,35 @@
 """Opening what a command works on: policy, datasets and anchors, the user's or the demo's."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from craftcli.cache.reader import CacheReader
 from craftcli.config import PolicyAndData, TrainConfig
 from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER
 from craftcli.demo.datasets import NEW, OLD, DemoDataset, demo_root, ensure_dataset
-from craftcli.engine.anchors import AnchorSet
-from craftcli.engine.compatibility import check_identity, check_known
-from craftcli.engine.reference_images import open_reference_images
-from craftcli.engine.retention import Retention
 from craftcli.errors import EXIT_USAGE, CraftError
+from craftcli.policies.adapters import add_adapters
 from craftcli.policies.data import open_dataset
-from craftcli.policies.identity import teacher_identity
 from craftcli.policies.loading import Checkpoint, load_checkpoint
 
 
 def open_policy(config: PolicyAndData) -> Checkpoint:
-    """The policy: a teacher for `cache build`, the student before its first step for `train`."""
+    """The policy as it is: a teacher."""
     source = str(TEACHER_FOLDER) if config.is_demo else config.policy
-    return load_checkpoint(source, device=choose_device(config.device), revision=config.revision)
+    return load_checkpoint(
+        source,
+        device=choose_device(config.device),
+        revision=config.revision,
+        renames=config.renames,
+        trust_remote_code=config.trust_remote_code,
+    )
+
+
+def open_student(config: TrainConfig) -> Checkpoint:
+    """The policy before its first step, with the adapters that are to be trained, if any."""
+    policy = open_policy(config)
+    return add_adapters(policy, config.adapters, seed=config.seed) if config.adapters else policy
 
 
 def open_anchor_data(config: PolicyAndData, policy: Checkpoint) -> Any:
@@ -40,22 +46,7 @@ def data_status(config: PolicyAndData, for_demo: DemoDataset) -> str:
     """What opening the data means right now, for someone who waits for it."""
     if config.is_demo and not demo_root(for_demo).is_dir():
         return f"Writing the demo's dataset to {demo_root(for_demo)}, this once ..."
-    return "Loading the dataset ..."
-
-
-def open_retention(config: TrainConfig, student: Checkpoint, cache: Path) -> Retention:
-    """The constraint from a cache that this very student's weights and processor made."""
-    manifest = CacheReader.open(cache).manifest
-    check_known(manifest, cache=str(cache))
-    if not config.other_student:
-        check_identity(manifest, teacher_identity(student), cache=str(cache))
-    images = None
-    if manifest.images == "reference":
-        images = open_reference_images(manifest.dataset, student, root=config.anchor_root)
-    anchors = AnchorSet.open(
-        cache, batch_size=config.anchor_batch_size, seed=config.seed, images=images
-    )
-    return Retention(anchors, student.policy, student.adapter, config, total_steps=config.steps)
+    return "Loading the policy and the data ..."
 
 
 def choose_device(wanted: str) -> str:
@@ -82,5 +73,9 @@ def _open_data(config: PolicyAndData, policy: Checkpoint, for_demo: DemoDataset)
     if config.is_demo:
         repo_id, root = for_demo.repo_id, str(ensure_dataset(for_demo))
     return open_dataset(
-        repo_id, root=root, revision=config.dataset_revision, policy_config=policy.policy.config
+        repo_id,
+        root=root,
+        revision=config.dataset_revision,
+        policy_config=policy.policy.config,
+        renames=policy.renames,
     )

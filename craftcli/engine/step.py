@@ -1,68 +1,71 @@
 """One training step, in the order of the method."""
 
+import functools
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
-import torch
+from torch import Tensor
 
+from craftcli.engine.execution import Execution
 from craftcli.engine.retention import Retention
-from craftcli.errors import CraftError
 from craftcli.policies.base import Batch, Policy
-from craftcli.report.metrics import RetentionReport, StepReport
+from craftcli.report.metrics import StepReport
 
 
 def train_step(
     step: int,
-    batch: Batch,
+    batches: Sequence[Batch],
     *,
     policy: Policy,
+    execution: Execution,
     optimizer: Any,
     scheduler: Any,
     retention: Retention | None,
     clip_norm: float,
     data_s: float,
 ) -> StepReport:
-    """Update the policy once; `step` counts from 0."""
+    """Update the policy once with the gradients of several batches; `step` counts from 0.
+
+    A step in which something is not finite changes neither weights nor λ, and says so.
+    """
     started = time.perf_counter()
     policy.train()
-    task_loss, _ = policy(batch)
-    task_loss.backward()
+    losses = [functools.partial(_task_loss, policy, batch) for batch in batches]
+    loss = execution.accumulate(losses).item()
     retained = retention.apply(step) if retention else None
-    norm = _clip(policy, clip_norm)
-    _require_finite(step, task_loss.item(), norm, retained)
-    optimizer.step()
-    optimizer.zero_grad()
+    # LeRobot takes 0 to mean that nothing is clipped.
+    norm = execution.clip(optimizer, clip_norm if clip_norm > 0 else math.inf)
+    skipped = not (math.isfinite(loss) and math.isfinite(norm)) or (
+        retained is not None and not retained.finite
+    )
+    execution.step(optimizer, skip=skipped)
     # What this update was made with; the scheduler is about to set the next one's.
     lr = optimizer.param_groups[0]["lr"]
-    if scheduler is not None:
-        scheduler.step()
+    if not skipped:
+        _after_update(policy, scheduler)
     return StepReport(
         step=step + 1,
-        loss=task_loss.item(),
+        loss=loss,
         grad_norm=norm,
         lr=lr,
         update_s=time.perf_counter() - started,
         data_s=data_s,
         retention=retained,
+        skipped=skipped,
     )
 
 
-def _clip(policy: Policy, clip_norm: float) -> float:
-    """Clip the merged gradient; LeRobot takes 0 to mean that nothing is clipped."""
-    limit = clip_norm if clip_norm > 0 else math.inf
-    return torch.nn.utils.clip_grad_norm_(policy.parameters(), limit).item()
+def _task_loss(policy: Policy, batch: Batch) -> Tensor:
+    loss: Tensor
+    loss, _ = policy(batch)
+    return loss
 
 
-def _require_finite(step: int, loss: float, norm: float, retained: RetentionReport | None) -> None:
-    """Stop before the weights are touched."""
-    values = {"loss": loss, "gradient norm": norm}
-    if retained:
-        values["L_ret"] = retained.loss
-    broken = [f"{name} is {value}" for name, value in values.items() if not math.isfinite(value)]
-    if broken:
-        raise CraftError(
-            f"Training stopped at step {step + 1}.",
-            why=f"{', '.join(broken)}; the weights were not updated with it.",
-            fix="lower --lr, or check the dataset for NaN; saved checkpoints are untouched.",
-        )
+def _after_update(policy: Policy, scheduler: Any) -> None:
+    if scheduler is not None:
+        scheduler.step()
+    # Some of LeRobot's policies keep averages of their own weights.
+    if callable(getattr(policy, "update", None)):
+        policy.update()

@@ -188,9 +188,9 @@ def test_l_ret_that_is_not_zero_fails_the_check(
 
     original = Pi0FastAdapter.features
 
-    def other(self: Any, policy: Any, batch: Any, **options: Any) -> Any:
+    def other(self: Any, policy: Any, batch: Any, wanted: Any) -> Any:
         batch["observation.language.tokens"] = batch["observation.language.tokens"].flip(1)
-        return original(self, policy, batch, **options)
+        return original(self, policy, batch, wanted)
 
     monkeypatch.setattr(Pi0FastAdapter, "features", other)
     result = craft(*SHORT, "--cache", cache)

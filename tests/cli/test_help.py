@@ -22,6 +22,7 @@ COMMANDS = [
     "cache export",
     "train",
     "dryrun",
+    "merge",
 ]
 HEAVY = {"torch", "lerobot", "zarr", "transformers", "numpy"}
 
@@ -68,7 +69,7 @@ def test_examples_in_the_help_are_valid_commands(
         raise CraftError("Settings accepted.", why="they fit.", fix="none.", exit_code=42)
 
     # The first thing a command does once its settings are accepted.
-    for module in ("cache", "train"):
+    for module in ("cache", "train", "dryrun"):
         monkeypatch.setattr(f"craftcli.cli.{module}.quiet_libraries", stop)
     for example in help_of(command)[1]:
         result = craft(*shlex.split(example)[1:])

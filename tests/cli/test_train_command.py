@@ -70,7 +70,7 @@ def test_a_first_session(craft: Callable[..., Any], tmp_path: Path) -> None:
     (run,) = (tmp_path / "runs").iterdir()
     assert re.fullmatch(r"\d{8}-\d{6}-hidden", run.name)
     names = {entry.name for entry in run.iterdir()}
-    assert names == {"checkpoints", "craft_config.json", "metrics.jsonl"}
+    assert names == {"checkpoints", "craft_config.json", "metrics.jsonl", "summary.json"}
 
 
 def test_the_configuration_is_shown_with_the_source_of_each_value(
@@ -173,7 +173,7 @@ def test_settings_and_state_are_beside_the_checkpoint(trained: tuple[Any, Path])
     # λ moved by its rate times how far each L_ret was from the budget.
     moved = 2.0 + config["lambda_lr"] * sum(row["l_ret"] - row["epsilon"] for row in rows)
     assert state["step"] == 2
-    assert state["retention"]["multiplier"]["value"] == pytest.approx(moved)
+    assert state["retention"]["joint"]["multiplier"]["value"] == pytest.approx(moved)
 
 
 def test_every_checkpoint_asked_for_is_kept(cache: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from craftcli.engine.anchors import AnchorSet
 from craftcli.errors import CraftError
+from craftcli.policies.base import Wanted
 from craftcli.policies.data import read_rows
 
 CPU = torch.device("cpu")
@@ -20,9 +21,12 @@ def test_inputs_are_bit_for_bit_what_the_preprocessor_gave(
     anchors = AnchorSet.open(cache, batch_size=8, seed=0)
     rows = np.arange(8)
     indices = anchors._reader.read("index/dataset_index", rows).tolist()
-    expected = teacher.preprocess(read_rows(old_data, indices))
+    processed = teacher.preprocess(read_rows(old_data, indices))
+    expected = teacher.adapter.anchor_inputs(
+        teacher.policy, processed, seeds=[0] * 8, own_actions=True
+    )
     found = anchors.read(rows, CPU)
-    keys = teacher.adapter.input_keys(teacher.policy, expected, with_actions=True)
+    keys = teacher.adapter.input_keys(teacher.policy, expected, Wanted(with_actions=True))
     assert set(found.inputs) == set(keys)
     for key, value in found.inputs.items():
         assert value.dtype == expected[key].dtype
@@ -35,7 +39,7 @@ def test_images_are_stored_as_bytes(cache: Path) -> None:
 
 
 def drawn(anchors: AnchorSet, batches: int) -> list[int]:
-    rows = [anchors._rows[anchors._positions(n)] for n in range(batches)]
+    rows = [anchors.walk.rows(n) for n in range(batches)]
     return np.concatenate(rows).tolist()
 
 

@@ -14,7 +14,7 @@ from craftcli.engine.compatibility import (
     require_self_check,
     self_check,
 )
-from craftcli.engine.session import open_retention
+from craftcli.engine.opening import open_retention
 from craftcli.errors import EXIT_CHECK_FAILED, CraftError
 from craftcli.policies.identity import teacher_identity
 
@@ -22,6 +22,7 @@ from craftcli.policies.identity import teacher_identity
 def test_the_untouched_student_passes(student: Any, cache: Path) -> None:
     retention = open_retention(TrainConfig(anchor_batch_size=8), student, cache)
     check = self_check(retention)
+    assert check is not None
     assert check.drift <= 1e-9
     require_self_check(check)
 

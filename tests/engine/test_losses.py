@@ -26,8 +26,15 @@ def some_mask(seed: int = 0) -> Tensor:
 
 
 def by_torch(student: Tensor, teacher: Tensor, mask: Tensor, kind: LossKind) -> Tensor:
-    """PyTorch's own losses on the valid vectors alone, in float64."""
-    a, b = student[mask].double(), teacher[mask].double()
+    """PyTorch's own losses on each row's valid vectors alone, in float64, and their mean."""
+    rows = [
+        _row_by_torch(a[m].double(), b[m].double(), kind) if m.any() else a.double().sum() * 0
+        for a, b, m in zip(student, teacher, mask, strict=True)
+    ]
+    return torch.stack(rows).mean()
+
+
+def _row_by_torch(a: Tensor, b: Tensor, kind: LossKind) -> Tensor:
     match kind:
         case LossKind.MSE:
             return functional.mse_loss(a, b)

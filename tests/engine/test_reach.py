@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from craftcli.config import TrainConfig
+from craftcli.engine.opening import open_retention
 from craftcli.engine.reach import describe_downstream, find_reach, freeze, require_reach
 from craftcli.errors import EXIT_CHECK_FAILED, CraftError
 from craftcli.policies.data import read_rows
@@ -15,14 +17,7 @@ HEAD = "model.paligemma_with_expert.paligemma.lm_head.weight"
 
 
 def reach_of(student: Any, cache: Path, data: Any) -> Any:
-    from craftcli.config import RetentionConfig
-    from craftcli.engine.anchors import AnchorSet
-    from craftcli.engine.retention import Retention
-
-    anchors = AnchorSet.open(cache, batch_size=4, seed=0)
-    retention = Retention(
-        anchors, student.policy, student.adapter, RetentionConfig(), total_steps=1
-    )
+    retention = open_retention(TrainConfig(anchor_batch_size=4), student, cache)
     batch = student.preprocess(read_rows(data, [0, 1]))
     return find_reach(student.policy, student.adapter, retention, batch)
 

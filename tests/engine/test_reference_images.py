@@ -18,8 +18,8 @@ from craftcli.choices import Images
 from craftcli.config import TrainConfig
 from craftcli.engine.anchors import AnchorSet
 from craftcli.engine.compatibility import self_check
+from craftcli.engine.opening import open_retention
 from craftcli.engine.reference_images import open_reference_images
-from craftcli.engine.session import open_retention
 from craftcli.errors import CraftError
 
 CPU = torch.device("cpu")

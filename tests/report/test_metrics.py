@@ -1,7 +1,9 @@
 """Log lines carry the retention figures, whatever the cadence."""
 
 import json
+import math
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,13 @@ def turn(step: int, *, conflict: bool = False) -> RetentionReport:
         epsilon=0.02,
         dot=-1.0,
         cos=-0.5,
+        task_norm=3.0,
+        ret_norm=1.0,
         conflict=conflict,
+        conflict_share=float(conflict),
         violated=step > 2,
+        losses={"hidden": 0.01 * step, "hidden.vlm.2": 0.02 * step},
+        lams={"joint": 1.0 + step},
     )
 
 
@@ -86,3 +93,33 @@ def test_the_file_holds_one_object_a_line(tmp_path: Path) -> None:
             written = (tmp_path / "metrics.jsonl").read_text().splitlines()
             assert len(written) == step  # on disk at once, not when the run ends
     assert [json.loads(line)["step"] for line in written] == [1, 2]
+
+
+def test_steps_that_were_skipped_are_counted_and_in_no_average() -> None:
+    broken = replace(report(2), loss=math.nan, grad_norm=math.inf, skipped=True)
+    entry = window_of(report(1), broken, report(3)).flush()
+    assert (entry.loss, entry.grad_norm, entry.skipped) == (2.0, 2.0, 1)
+    assert entry.line().endswith("| skipped=1")
+    nothing = window_of(broken).flush()
+    assert (nothing.loss, nothing.skipped) == (None, 1)
+    assert "loss=- | grdn=-" in nothing.line()
+
+
+def test_several_modes_are_shown_one_by_one() -> None:
+    losses = {"hidden": 0.02, "action": 0.04, "hidden.vlm.2": 0.02}
+    line = window_of(report(1, replace(turn(3), losses=losses))).flush().line()
+    assert "| L_ret=0.03 | L_hidden=0.02 | L_action=0.04 | λ=" in line
+
+
+def test_a_budget_that_is_still_being_found_is_said_to_be() -> None:
+    entry = window_of(report(1, replace(turn(1), epsilon=math.inf))).flush()
+    assert entry.epsilon is None
+    assert "| ε=auto |" in entry.line()
+
+
+def test_a_window_goes_on_after_saving() -> None:
+    whole, part = window_of(report(1, turn(1)), report(2)), window_of(report(1, turn(1)))
+    resumed = window_of()
+    resumed.load_state_dict(json.loads(json.dumps(part.state_dict())))
+    resumed.add(report(2))
+    assert resumed.flush() == whole.flush()
