@@ -103,12 +103,14 @@ class Execution:
 
     def step(self, optimizer: Any, *, skip: bool) -> None:
         """Update the weights, or `skip` that; drop the gradients either way."""
-        if self.scaler is not None:
-            # It has seen for itself what is not finite, and takes its scale down.
+        if self.scaler is None:
+            if not skip:
+                optimizer.step()
+        elif skip:
+            self.scaler.update(self.scale * self.scaler.get_backoff_factor())
+        else:
             self.scaler.step(optimizer)
             self.scaler.update()
-        elif not skip:
-            optimizer.step()
         optimizer.zero_grad()
 
     def close(self) -> None:

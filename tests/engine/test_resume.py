@@ -15,7 +15,6 @@ from craftcli.cache.processes import Processes
 from craftcli.config import TrainConfig
 from craftcli.engine.opened import open_run
 from craftcli.engine.trainer import RunResult
-from craftcli.errors import CraftError
 
 STEPS, SAVED, KILLED = 30, 17, 22
 
@@ -70,7 +69,8 @@ def outcome(run: Path) -> tuple[dict[str, Any], list[Any], Any]:
     [
         {"mode": "hidden", "epsilon_start": 0.001},
         {"mode": "token_ce", "grad_accum": 2},
-        {"mode": "hidden+action", "constraints": "each", "controller": "nupi", "retention_every": 3},
+        {"mode": "hidden+action", "constraints": "each", "controller": "nupi", "seed": 2},
+        {"mode": "action", "retention_every": 3},
         {"mode": "replay+l2sp", "epsilon_schedule": "auto"},
         {"mode": "hidden", "lora": "r=4,alpha=8,targets=q_proj;v_proj"},
     ],
