@@ -157,6 +157,11 @@ class CacheConfig(PolicyAndData):
         "Exactly these frames: a list as in 0-9,12, or a file with one a line.",
         panel="Anchors",
     )
+    exclude: Path | RemotePath | None = setting(
+        None,
+        "Only frames that this other cache of the same dataset does not have: held-out anchors.",
+        panel="Anchors",
+    )
     prompts: Path | None = setting(
         None,
         "File of instructions to vary the rows' own by, one a line; {task} is the row's own.",
@@ -215,6 +220,8 @@ class CacheConfig(PolicyAndData):
         """Values that do not go together."""
         found = super().problems()
         found += joined_problems("--kind", self.kind, Kind)
+        if self.exclude is not None and self.indices is not None:
+            found.append("--indices names every frame, so that --exclude has nothing to say")
         if self.layout is not None and "." not in (self.stack or ""):
             found.append("--layout needs a --stack that is a path, such as model.encoder.layers")
         if Kind.TOKEN_CE in self.kinds and self.actions is ActionSource.DATA:
@@ -342,6 +349,11 @@ class RetentionConfig(Settings):
     def retains(self) -> bool:
         """Whether anything is retained."""
         return self.modes != (Mode.NONE,)
+
+    @property
+    def uses_anchors(self) -> bool:
+        """Whether anything is retained on the rows of a cache."""
+        return not {Mode.NONE, Mode.L2SP}.issuperset(self.modes)
 
     @property
     def scale_known(self) -> bool:

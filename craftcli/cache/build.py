@@ -72,7 +72,7 @@ def build_cache(
     )
     manifest = _manifest(config, teacher, dataset, selected, source)
     bytes_per_row = sum(spec.row_bytes for spec in source.specs.values())
-    on_plan(BuildPlan(rows=len(selected), bytes_per_row=bytes_per_row, recipe=recipe))
+    on_plan(BuildPlan(rows=len(selected), bytes_per_row=bytes_per_row, recipe=source.recipe))
     processes = Processes.from_environment()
     with (
         processes.joined(),

@@ -6,9 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from craftcli.cache.reader import CacheReader
 from craftcli.choices import Sampling
 from craftcli.config import CacheConfig
 from craftcli.errors import EXIT_USAGE, CraftError
+from craftcli.locations import Location
+from craftcli.policies.identity import dataset_identity
 
 
 def select_rows(config: CacheConfig, dataset: Any) -> list[int]:
@@ -21,6 +24,8 @@ def select_rows(config: CacheConfig, dataset: Any) -> list[int]:
         rows = rows[np.isin(episodes, wanted)]
     if config.indices is not None:
         return _explicit(config.indices, rows, len(episodes))
+    if config.exclude is not None:
+        rows = np.setdiff1d(rows, _taken(config.exclude, dataset))
     _require_enough(len(rows), config.samples, config)
     rng = np.random.default_rng(config.seed)
     match config.sampling:
@@ -88,9 +93,25 @@ def _explicit(text: str, candidates: NDArray[Any], frames: int) -> list[int]:
     return rows
 
 
+def _taken(cache: Location, dataset: Any) -> NDArray[Any]:
+    """The frames that another cache of the same dataset has."""
+    reader = CacheReader.open(cache)
+    cached, given = reader.manifest.dataset, dataset_identity(dataset, [])
+    if cached.fingerprint != given.fingerprint:
+        raise CraftError(
+            f"--exclude {cache} cannot be used.",
+            why=f"its frames are those of another dataset, {cached.repo_id} (fingerprint "
+            f"{cached.fingerprint[:12]}, not {given.fingerprint[:12]}).",
+            fix="leave it out: all frames of this dataset are held out from that cache.",
+            exit_code=EXIT_USAGE,
+        )
+    return reader.read_all("index/dataset_index")
+
+
 def _require_enough(frames: int, samples: int, config: CacheConfig) -> None:
     if samples > frames:
         where = "the chosen episodes have" if config.episodes else "the dataset has"
+        where = f"without those of {config.exclude} {where}" if config.exclude else where
         raise CraftError(
             f"Cannot select {samples} anchors.",
             why=f"{where} {frames} frames.",

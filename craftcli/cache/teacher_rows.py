@@ -215,7 +215,7 @@ def _check_tokens(teacher: Checkpoint, stack: str, pooling: Pooling) -> None:
         raise CraftError(
             f"The pooling {pooling} does not work for this policy.",
             why=f"the stack {stack} of {teacher.policy_type} has no "
-            f"{' or '.join(sorted(missing))} tokens that craft knows.",
+            f"{' or '.join(sorted(missing))} tokens.",
             fix=f"use --pooling {adapter.pooling_of(stack)}.",
             exit_code=EXIT_USAGE,
         )

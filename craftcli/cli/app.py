@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from craftcli import __version__
-from craftcli.cli import cache, dryrun, merge, train
+from craftcli.cli import cache, compare, dryrun, eval, info, merge, train
 from craftcli.cli.options import epilog
 from craftcli.cli.quiet import set_up_threads
 
@@ -20,6 +20,9 @@ app.add_typer(cache.app, name="cache")
 train.register(app)
 dryrun.register(app)
 merge.register(app)
+compare.register(app)
+info.register(app)
+eval.register(app)
 
 
 def _print_version(wanted: bool) -> None:

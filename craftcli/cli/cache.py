@@ -123,8 +123,10 @@ def _announce(plan: "BuildPlan", config: CacheConfig, output: Output) -> None:
         f"Storing {plan.rows} rows of about {size(plan.bytes_per_row)}, "
         f"{size(plan.total_bytes)} in all, to {config.output}"
     )
+    # Found by shape, perhaps: tokens and numbers cannot be told apart by it.
+    lie = f" (its states lie as {recipe.layout})" if recipe.layout else ""
     output.say(
-        f"Layers {layers} of {recipe.layer_count} in stack {recipe.stack}, "
+        f"Layers {layers} of {recipe.layer_count} in stack {recipe.stack}{lie}, "
         f"pooling {recipe.pooling}, {recipe.dtype}"
     )
 

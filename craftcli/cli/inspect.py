@@ -87,6 +87,22 @@ def inspect(
             rich_help_panel=_AT_HAND,
         ),
     ] = None,
+    rename: Annotated[
+        str | None,
+        typer.Option(
+            help="What the cache was built with: the dataset's names for what the policy calls "
+            "otherwise.",
+            rich_help_panel=_AT_HAND,
+        ),
+    ] = None,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code",
+            help="Run Python code that comes with the policy's tokenizers.",
+            rich_help_panel=_AT_HAND,
+        ),
+    ] = False,
     device: Annotated[
         str | None,
         typer.Option(help="Where the policy runs: cpu, cuda, cuda:1, mps, or auto (as without)."),
@@ -107,6 +123,8 @@ def inspect(
             dataset=dataset,
             dataset_root=dataset_root,
             dataset_revision=dataset_revision,
+            rename=rename,
+            trust_remote_code=trust_remote_code,
             device=device,
         )
         run(asked, output)

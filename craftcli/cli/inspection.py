@@ -16,6 +16,7 @@ from craftcli.cli.quiet import quiet_libraries
 from craftcli.config import DEMO
 from craftcli.errors import EXIT_CHECK_FAILED, EXIT_USAGE, CraftError
 from craftcli.locations import Location
+from craftcli.renames import parse_renames
 from craftcli.settings import option_name
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class Asked:
     dataset: str | None
     dataset_root: str | None
     dataset_revision: str | None
+    rename: str | None
+    trust_remote_code: bool
     device: str | None
 
     def __post_init__(self) -> None:
@@ -48,6 +51,7 @@ class Asked:
             ("revision", own_policy, "--policy with the name of one on the Hub"),
             ("dataset_root", own_dataset, "--dataset with a name other than demo"),
             ("dataset_revision", own_dataset, "--dataset with the name of one on the Hub"),
+            ("rename", self.policy or self.verify, "--policy or --verify"),
             ("device", self.policy or self.verify, "--policy or --verify"),
         )
         problems = [
@@ -55,6 +59,10 @@ class Asked:
             for name, met, what in needs
             if getattr(self, name) is not None and not met
         ]
+        try:
+            _ = self.renames
+        except ValueError as error:
+            problems.append(f"--rename {error}.")
         if problems:
             raise CraftError(
                 "These options do not go together.",
@@ -62,6 +70,11 @@ class Asked:
                 fix="add what is missing, or leave them out.",
                 exit_code=EXIT_USAGE,
             )
+
+    @property
+    def renames(self) -> dict[str, str]:
+        """The policy's name for each name of the dataset that differs."""
+        return {} if self.rename is None else parse_renames(self.rename)
 
     @property
     def rows(self) -> int:
@@ -169,6 +182,8 @@ def _compare(reader: "CacheReader", asked: Asked, output: Output) -> _Findings:
             dataset=asked.dataset,
             dataset_root=asked.dataset_root,
             dataset_revision=asked.dataset_revision,
+            renames=asked.renames,
+            trust_remote_code=asked.trust_remote_code,
             device=asked.device or "auto",
         )
         inspection = Inspection(reader, given)

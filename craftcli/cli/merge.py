@@ -53,6 +53,12 @@ def merge(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what craft merge has written there.")
     ] = False,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code", help="Run Python code that comes with the policies' tokenizers."
+        ),
+    ] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -69,7 +75,13 @@ def merge(
         check_folder(folder, overwrite=overwrite)
         groups = [Group(pattern=name, alpha=own) for name, own in parts]
         with output.status(f"Opening {source} ..."):
-            plan = plan_merge(source, teacher=teacher, alpha=alpha, groups=groups)
+            plan = plan_merge(
+                source,
+                teacher=teacher,
+                alpha=alpha,
+                groups=groups,
+                trust_remote_code=trust_remote_code,
+            )
         with output.progress(len(plan.alphas), "tensors") as advance:
             report = write_merge(plan, folder, overwrite=overwrite, on_tensor=advance)
         if report.adapters_merged:

@@ -2,12 +2,13 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -59,6 +60,30 @@ class Output:
             table.add_row(escape(name), escape(str(value)))
         self._result.print(table)
 
+    def grid(self, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Rows of cells under titles; the first two columns are words, the others figures.
+
+        On a narrow terminal the figures are spread over several tables.
+        """
+        console = self._result
+        blocks: list[list[int]] = [[]]
+        for column in range(2, len(titles)):
+            wider = [*blocks[-1], column]
+            needed = _width(_grid(titles, rows, wider), console)
+            if blocks[-1] and console.is_terminal and needed > console.width:
+                blocks.append([column])
+            else:
+                blocks[-1] = wider
+        for block in blocks:
+            table = _grid(titles, rows, block)
+            if not console.is_terminal:
+                # A file or another program has no width, and rich would take it to be 80.
+                wide = _width(table, console)
+                console = Console(
+                    file=console.file, highlight=False, width=wide, quiet=console.quiet
+                )
+            console.print(table)
+
     def json(self, document: Any) -> None:
         """The command's result as JSON, if it was asked for."""
         if self.as_json:
@@ -109,6 +134,23 @@ class Output:
                 yield lambda count: progress.advance(task, count)
             finally:
                 self._bar_running = False
+
+
+def _grid(titles: Sequence[str], rows: Sequence[Sequence[str]], figures: Sequence[int]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in (0, 1):
+        table.add_column(escape(titles[column]))
+    for column in figures:
+        table.add_column(escape(titles[column]), justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(escape(row[column]) for column in (0, 1, *figures)))
+    return table
+
+
+def _width(table: Table, console: Console) -> int:
+    """How wide a table would be if it could."""
+    unbounded = console.options.update(max_width=10_000)
+    return Measurement.get(console, unbounded, table).maximum
 
 
 class _Rate(ProgressColumn):

@@ -109,29 +109,25 @@ def _summary(trainer: "Trainer", result: "RunResult", seconds: float) -> dict[st
 
 def _prepare_retention(opened: "OpenedRun", retention: "Retention", output: Output) -> None:
     """Show that the constraint is real before the first step, or stop."""
-    from craftcli.engine.compatibility import require_self_check, self_check
-    from craftcli.engine.reach import describe_downstream, find_reach, freeze, require_reach
+    from craftcli.engine.preparation import prepare
+    from craftcli.engine.reach import describe_downstream
 
-    config, student, trainer = opened.config, opened.student, opened.trainer
+    config = opened.config
     if retention.anchors is not None:
         output.say(f"anchor cache loaded: {len(retention.anchors)} rows")
-        if trainer.trains_on(retention.anchors.manifest.dataset):
+        if opened.trainer.trains_on(retention.anchors.manifest.dataset):
             output.warn(
                 "the anchors were taken from the very dataset that is trained on; they hold the "
                 "policy to its old behaviour there. Build the cache from the old task's data."
             )
-    check = self_check(retention) if opened.resumed is None else None
+    prepared = prepare(opened, retention)
+    check, reach = prepared.check, prepared.reach
     if check is not None and config.other_student:
         output.say(f"L_ret of the other student at the start: {check.drift:.3g} (nmse)")
     elif check is not None:
-        require_self_check(check)
         output.say(f"L_ret at the teacher's weights: {check.drift:.2g} (0 to rounding)")
-    reach = find_reach(student.policy, student.adapter, retention, trainer.sample_batch())
-    require_reach(reach)
     held, trained = len(reach.retained), len(reach.trainable)
     output.say(f"Retention reaches {held} of {trained} trainable tensors")
-    if config.freeze_downstream:
-        freeze(student.policy, reach.downstream)
     described = describe_downstream(reach, frozen=config.freeze_downstream)
     if reach.downstream and not config.freeze_downstream:
         output.warn(f"{described}; --freeze-downstream or --mode hidden+action holds them.")

@@ -5,14 +5,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 import typer
 
-from craftcli.demo.datasets import CAMERA
-from craftcli.demo.world import EPISODE_STEPS, NEW_COLOURS, OLD_COLOURS, BlockWorld
-
-ROLLOUT_SEED = 1000
-"""Scenes of the rollouts; the datasets are drawn from other seeds."""
+from craftcli.demo.world import NEW_COLOURS, OLD_COLOURS
+from craftcli.evaluation.blocks import block_environments
+from craftcli.evaluation.rollouts import rollout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,39 +30,25 @@ class Success:
         return float(np.mean([self.by_colour[colour] for colour in NEW_COLOURS]))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Actor:
+    """A policy and its processors."""
+
+    policy: Any
+    preprocess: Any
+    postprocess: Any
+
+
 def evaluate(policy: Any, preprocess: Any, postprocess: Any, *, rollouts: int) -> Success:
     """Roll the policy out `rollouts` times for every instruction, on the same scenes each time."""
+    actor = Actor(policy=policy, preprocess=preprocess, postprocess=postprocess)
     by_colour = {
-        colour: success_rate(policy, preprocess, postprocess, colour, rollouts=rollouts)
-        for colour in (*OLD_COLOURS, *NEW_COLOURS)
+        environment.name.removeprefix("demo:"): rollout(
+            actor, environment, episodes=rollouts, batch_size=rollouts
+        ).rate
+        for environment in block_environments()
     }
     return Success(by_colour=by_colour, rollouts=rollouts)
-
-
-@torch.no_grad()
-def success_rate(
-    policy: Any, preprocess: Any, postprocess: Any, colour: str, *, rollouts: int
-) -> float:
-    """Share of rollouts that end with the hand on the block; all of them run as one batch."""
-    policy.eval()
-    policy.reset()
-    worlds = [BlockWorld(colour) for _ in range(rollouts)]
-    seen = [world.reset(seed=ROLLOUT_SEED + i)[0] for i, world in enumerate(worlds)]
-    reached = [False] * rollouts
-    for _ in range(EPISODE_STEPS):
-        pixels = torch.from_numpy(np.stack([o["pixels"] for o in seen]))
-        batch = preprocess(
-            {
-                CAMERA: pixels.permute(0, 3, 1, 2).float() / 255,
-                "observation.state": torch.from_numpy(np.stack([o["agent_pos"] for o in seen])),
-                "task": [world.task for world in worlds],
-            }
-        )
-        actions = postprocess(policy.select_action(batch)).numpy()
-        for i, world in enumerate(worlds):
-            seen[i], _, _, _, info = world.step(actions[i])
-            reached[i] = info["is_success"]
-    return float(np.mean(reached))
 
 
 def main(

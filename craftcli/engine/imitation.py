@@ -55,13 +55,18 @@ class Imitation:
         """The loss of each mode on the anchor batch of that number, with gradients."""
         device = next(self._policy.parameters()).device
         batch = self.anchors.batch(number, device, following=self._stride)
-        features = self.features(batch)
+        return self.compare(self.features(batch), batch, loss or self.loss)
+
+    def compare(
+        self, features: Features, batch: AnchorBatch, kind: LossKind
+    ) -> dict[Mode, RetentionLoss]:
+        """The loss of each mode where the student gave these features on that batch."""
         found = {}
         if Mode.HIDDEN in self.modes:
-            found[Mode.HIDDEN] = self._hidden(features, batch, loss or self.loss)
+            found[Mode.HIDDEN] = self._hidden(features, batch, kind)
         if features.output is not None:
             if Mode.ACTION in self.modes:
-                action = self._action(features.output, batch, loss or self.loss)
+                action = self._action(features.output, batch, kind)
                 found[Mode.ACTION] = RetentionLoss(action, {})
             if Mode.TOKEN_CE in self.modes:
                 tokens = token_cross_entropy(features.output.values, batch.outputs[LABELS])

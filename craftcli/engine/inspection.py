@@ -1,6 +1,7 @@
 """A cache beside its policy and dataset: do they still belong together, and give the same?"""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,6 +46,8 @@ class Given:
     dataset: str | None = None
     dataset_root: str | None = None
     dataset_revision: str | None = None
+    renames: Mapping[str, str] = field(default_factory=dict)
+    trust_remote_code: bool = False
     device: str = "auto"
 
 
@@ -104,7 +107,13 @@ class Inspection:
     def _open_policy(self, source: str) -> Checkpoint:
         folder = str(TEACHER_FOLDER) if source == DEMO else source
         device = choose_device(self._given.device)
-        return load_checkpoint(folder, device=device, revision=self._given.revision)
+        return load_checkpoint(
+            folder,
+            device=device,
+            revision=self._given.revision,
+            renames=self._given.renames,
+            trust_remote_code=self._given.trust_remote_code,
+        )
 
     def _open_dataset(self, policy_config: Any) -> Any:
         given = self._given
@@ -112,7 +121,11 @@ class Inspection:
         if repo_id == DEMO:
             repo_id, root = OLD.repo_id, str(ensure_dataset(OLD))
         return open_dataset(
-            repo_id, root=root, revision=given.dataset_revision, policy_config=policy_config
+            repo_id,
+            root=root,
+            revision=given.dataset_revision,
+            policy_config=policy_config,
+            renames=given.renames,
         )
 
     def _find_teacher(self) -> Checkpoint:

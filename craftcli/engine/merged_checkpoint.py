@@ -67,12 +67,19 @@ class MergePlan:
 
 
 def plan_merge(
-    source: str, *, teacher: str | None, alpha: float, groups: Sequence[Group]
+    source: str,
+    *,
+    teacher: str | None,
+    alpha: float,
+    groups: Sequence[Group],
+    trust_remote_code: bool = False,
 ) -> MergePlan:
     """Open what is needed, and find every problem before anything is written."""
-    opened = load_checkpoint(source, device="cpu")
+    opened = load_checkpoint(source, device="cpu", trust_remote_code=trust_remote_code)
     needs_teacher = alpha != 1 or any(group.alpha != 1 for group in groups)
-    other = _open_teacher(opened, teacher) if needs_teacher or teacher else None
+    other = None
+    if needs_teacher or teacher:
+        other = _open_teacher(opened, teacher, trust_remote_code=trust_remote_code)
     dtypes = weight_dtypes(opened.policy)
     student = merge_adapters(opened)
     state = student.policy.state_dict()
@@ -139,10 +146,14 @@ def check_folder(output: Path, *, overwrite: bool) -> None:
         )
 
 
-def _open_teacher(student: Checkpoint, given: str | None) -> Checkpoint:
+def _open_teacher(student: Checkpoint, given: str | None, *, trust_remote_code: bool) -> Checkpoint:
     """The teacher given, or the policy that the student's run began with."""
     source, revision = (given, None) if given else _known_teacher(student)
-    teacher = merge_adapters(load_checkpoint(source, device="cpu", revision=revision))
+    teacher = merge_adapters(
+        load_checkpoint(
+            source, device="cpu", revision=revision, trust_remote_code=trust_remote_code
+        )
+    )
     if teacher.policy_type != student.policy_type:
         raise CraftError(
             "There is nothing between these two policies.",

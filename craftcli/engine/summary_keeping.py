@@ -51,7 +51,7 @@ def keep_summary(
     device = next(student.policy.parameters()).device
     if resumed:
         left = RunSummary.read(run)
-        return left and SummaryKeeper(run, left, device)
+        return SummaryKeeper(run, left, device) if left else None
     anchors = retention.anchors if retention else None
     manifest = anchors.manifest if anchors else None
     data = dataset_identity(dataset, [])
@@ -64,8 +64,8 @@ def keep_summary(
         parameters=sum(p.numel() for p in parameters),
         trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
         anchors=len(anchors) if anchors else None,
-        anchor_targets=manifest and describe_targets(manifest),
-        anchor_dataset=manifest and manifest.dataset.fingerprint,
+        anchor_targets=describe_targets(manifest) if manifest else None,
+        anchor_dataset=manifest.dataset.fingerprint if manifest else None,
         teacher=manifest.teacher.weights_digest
         if manifest
         else weights_digest(*student.weight_files),

@@ -1,7 +1,7 @@
 """ACT: a transformer encoder over latent, states and images, and a decoder over the actions."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, override
+from typing import ClassVar, override
 
 import torch
 from lerobot.utils.constants import ACTION, OBS_ENV_STATE, OBS_IMAGES, OBS_STATE
@@ -76,10 +76,6 @@ class ActAdapter(PolicyAdapter):
     def compute_dtype(self, policy: Policy) -> torch.dtype:
         dtype: torch.dtype = policy.model.action_head.weight.dtype
         return dtype
-
-    @override
-    def processor_overrides(self, config: Any) -> dict[str, dict[str, Any]]:
-        return {}
 
     @override
     def features(self, policy: Policy, batch: Batch, wanted: Wanted) -> Features:

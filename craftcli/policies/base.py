@@ -162,9 +162,9 @@ class PolicyAdapter(ABC):
         """Under which name a tensor may be saved when it is not under its own."""
         return name
 
-    @abstractmethod
     def processor_overrides(self, config: Any) -> dict[str, dict[str, Any]]:
         """Settings of the saved preprocessor that LeRobot forgets to save."""
+        return {}
 
     def found_layout(self, policy: Policy, batch: Batch, wanted: Wanted) -> Layout | None:
         """How the states of a stack lie, found by running it, when the adapter cannot know."""

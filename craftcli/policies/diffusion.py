@@ -86,10 +86,6 @@ class DiffusionAdapter(PolicyAdapter):
         return dtype
 
     @override
-    def processor_overrides(self, config: Any) -> dict[str, dict[str, Any]]:
-        return {}
-
-    @override
     def anchor_inputs(
         self, policy: Policy, batch: Batch, *, seeds: Sequence[int], own_actions: bool
     ) -> Batch:

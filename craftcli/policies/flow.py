@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, override
+from typing import ClassVar, override
 
 import torch
 from lerobot.policies.common.vla_utils import make_att_2d_masks
@@ -95,10 +95,6 @@ class FlowAdapter(PolicyAdapter):
         flow = (NOISE, TIME, ACTION) if over_actions(wanted) else ()
         padding = (ACTION_IS_PAD,) if wanted.output and ACTION_IS_PAD in batch else ()
         return (*self.image_keys(policy, batch), *language, *flow, *padding)
-
-    @override
-    def processor_overrides(self, config: Any) -> dict[str, dict[str, Any]]:
-        return {}
 
     @override
     def anchor_inputs(

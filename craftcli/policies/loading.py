@@ -74,7 +74,8 @@ class Checkpoint:
     def renames(self) -> dict[str, str]:
         """What the preprocessor renames, from the dataset's names to the policy's."""
         found: dict[str, str] = {}
-        for step in self.preprocess.steps:
+        # A loop of the user's own may prepare batches with any function.
+        for step in getattr(self.preprocess, "steps", ()):
             found |= getattr(step, "rename_map", {})
         return found
 

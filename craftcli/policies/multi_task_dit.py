@@ -1,7 +1,7 @@
 """Multi-task DiT: a diffusion transformer over noisy actions, modulated by one condition vector."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, override
+from typing import ClassVar, override
 
 import torch
 from lerobot.utils.constants import (
@@ -80,10 +80,6 @@ class MultiTaskDitAdapter(PolicyAdapter):
     def compute_dtype(self, policy: Policy) -> torch.dtype:
         dtype: torch.dtype = policy.noise_predictor.output_proj.weight.dtype
         return dtype
-
-    @override
-    def processor_overrides(self, config: Any) -> dict[str, dict[str, Any]]:
-        return {}
 
     @override
     def anchor_inputs(

@@ -60,10 +60,6 @@ class OwnForwardAdapter(PolicyAdapter):
         return widest
 
     @override
-    def processor_overrides(self, config: Any) -> dict[str, dict[str, Any]]:
-        return {}
-
-    @override
     def input_keys(self, policy: Policy, batch: Batch, wanted: Wanted) -> tuple[str, ...]:
         return tuple(
             sorted(

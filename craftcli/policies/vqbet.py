@@ -52,10 +52,6 @@ class VqBetAdapter(PolicyAdapter):
         return dtype
 
     @override
-    def processor_overrides(self, config: Any) -> dict[str, dict[str, Any]]:
-        return {}
-
-    @override
     def features(self, policy: Policy, batch: Batch, wanted: Wanted) -> Features:
         model = policy.vqbet
         images = torch.stack(camera_images(policy, batch), dim=-4)

@@ -1,7 +1,7 @@
 """xvla: Florence-2 over the first camera and language, then a transformer over all with actions."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, override
+from typing import ClassVar, override
 
 import torch
 from lerobot.utils.constants import (
@@ -65,10 +65,6 @@ class XvlaAdapter(PolicyAdapter):
     def compute_dtype(self, policy: Policy) -> torch.dtype:
         dtype: torch.dtype = policy.model._get_target_dtype()
         return dtype
-
-    @override
-    def processor_overrides(self, config: Any) -> dict[str, dict[str, Any]]:
-        return {}
 
     @override
     def input_keys(self, policy: Policy, batch: Batch, wanted: Wanted) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from craftcli.report.cache_view import CacheView, view_cache
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 # Keyed by Any: releases differ in how they type the names.
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.titlelocation": "left",
@@ -53,7 +53,7 @@ def plot_cache(reader: CacheReader, file: Path) -> None:
     """Draw a cache into a PNG file; an older plot of that name is replaced."""
     check_plot_file(file)
     buffer = io.BytesIO()
-    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         # A task may be named in a script that the font lacks: a box is drawn, and all else stands.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         draw_cache(view_cache(reader), reader).savefig(buffer, format="png", dpi=150)

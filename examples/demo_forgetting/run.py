@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import typer
 
-from craftcli.choices import Mode, Pooling
+from craftcli.choices import Pooling, SurgeryScope
 from craftcli.cli.quiet import quiet_libraries
 
 quiet_libraries(debug=False)
@@ -31,13 +31,9 @@ from craftcli.cache.build import build_cache
 from craftcli.config import CacheConfig, TrainConfig
 from craftcli.demo.defaults import DEMO_TRAINING
 from craftcli.demo.evaluate import evaluate
+from craftcli.engine.opening import open_retention
 from craftcli.engine.reach import find_reach, freeze
-from craftcli.engine.session import (
-    open_anchor_data,
-    open_policy,
-    open_retention,
-    open_task_data,
-)
+from craftcli.engine.session import open_anchor_data, open_policy, open_task_data
 from craftcli.engine.trainer import Trainer
 from craftcli.settings import resolve
 
@@ -51,13 +47,23 @@ class Arm:
     cache: dict[str, Any] = field(default_factory=dict)
 
 
-PLAIN = Arm(name="`--mode none`", train={"mode": Mode.NONE})
+PLAIN = Arm(name="`--mode none`", train={"mode": "none"})
 DEFAULTS = Arm(name="`--mode hidden`")
 ABLATIONS = (
     PLAIN,
     DEFAULTS,
     Arm(name="`--freeze-downstream`", train={"freeze_downstream": True}),
-    Arm(name="`--no-project`", train={"project": False}),
+    Arm(name="`--surgery none`", train={"surgery": SurgeryScope.NONE}),
+    Arm(
+        name="`--mode hidden+action`",
+        train={"mode": "hidden+action"},
+        cache={"kind": "hidden+action"},
+    ),
+    Arm(name="`--mode action`", train={"mode": "action"}, cache={"kind": "action"}),
+    Arm(name="`--mode token_ce`", train={"mode": "token_ce"}, cache={"kind": "token_ce"}),
+    Arm(name="`--mode replay`", train={"mode": "replay"}),
+    Arm(name="`--mode l2sp`", train={"mode": "l2sp"}),
+    Arm(name="`--mode ewc`", train={"mode": "ewc"}),
     Arm(name="`--retention-every 5`", train={"retention_every": 5}),
     Arm(
         name="`--retention-every 5 --freeze-downstream`",
@@ -104,7 +110,7 @@ def fine_tune(arm: Arm, seed: int, quick: bool, rollouts: int) -> Row:
         student = open_policy(config)
         data = open_task_data(config, student)
         retention = None
-        if config.mode is not Mode.NONE:
+        if config.retains:
             build(CacheConfig(output=cache, **{"samples": 32} if quick else {}, **arm.cache))
             retention = open_retention(config, student, cache)
         trainer = Trainer(config, student, data, retention, output=Path(scratch) / "run")

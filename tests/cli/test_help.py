@@ -23,6 +23,9 @@ COMMANDS = [
     "train",
     "dryrun",
     "merge",
+    "eval",
+    "compare",
+    "info",
 ]
 HEAVY = {"torch", "lerobot", "zarr", "transformers", "numpy"}
 

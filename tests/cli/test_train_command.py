@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -278,3 +280,17 @@ def test_anchors_of_the_data_that_is_trained_on_are_remarked(
     build_cache(config, teacher, new_data, on_plan=lambda _: None, on_rows=lambda _: None)
     told = train("--cache", config.output, "-o", tmp_path / "run").stderr
     assert "taken from the very dataset that is trained on" in told
+
+
+@pytest.mark.slow
+def test_torchrun_trains_with_one_voice(cache: Path, tmp_path: Path) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2")
+    small = ("--batch-size", "4", "--anchor-batch-size", "4", "--device", "cpu", "--steps", "2")
+    command = (*torchrun, "-m", "craftcli", "train", *small, "--cache", str(cache), "--json")
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    told = json.loads(result.stdout)
+    assert told["last"]["step"] == 2
+    (run,) = (tmp_path / "runs").iterdir()  # one folder, though each process has its own clock
+    assert json.loads((run / "checkpoints/last/craft_state.json").read_text())["world"] == 2
+    assert len(metrics_of(run)) == 1

@@ -2,11 +2,6 @@
 
 import json
 import os
-import socket
-import traceback
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny.act import policy as tiny_act
+from tiny.processes import together
 from tiny.world import save, write_dataset
 
 from craftcli.cache.build import build_cache
@@ -68,36 +64,8 @@ def _figures(report: Any) -> dict[str, float]:
 
 def train_together(config: TrainConfig, into: Path) -> list[list[dict[str, float]]]:
     """The same in two processes; what each of them saw."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    together(lambda: train(config, into.with_suffix(f".{os.environ['RANK']}")), port)
+    together(lambda: train(config, into.with_suffix(f".{os.environ['RANK']}")))
     return [json.loads(into.with_suffix(f".{rank}").read_text()) for rank in (0, 1)]
-
-
-def together(work: Callable[[], None], port: int) -> None:
-    children = []
-    for rank in (0, 1):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads: none of them is used
-            child = os.fork()
-        if child == 0:
-            with _in_child(rank, port):
-                work()
-        children.append(child)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
-
-
-@contextmanager
-def _in_child(rank: int, port: int) -> Iterator[None]:
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", **where}
-    try:
-        yield
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +106,7 @@ def test_two_processes_equal_one_with_twice_the_batch(
 def test_accumulating_two_batches_equals_one_of_twice_the_size(
     world: dict[str, str], alone: tuple[Any, Any], tmp_path: Path
 ) -> None:
+    """Pitfall 15: every batch counts, and λ moves once a step."""
     config = settings(world, tmp_path / "run", batch_size=4, anchor_batch_size=4, grad_accum=2)
     train(config, tmp_path / "figures")
     assert_alike(

@@ -79,6 +79,7 @@ def outcome(run: Path) -> tuple[dict[str, Any], list[Any], Any]:
 def test_a_killed_run_ends_as_an_undisturbed_one(
     anchors: Path, tmp_path: Path, changed: dict[str, Any]
 ) -> None:
+    """Pitfall 10: λ, ε, random states and positions come back, from the run's folder alone."""
     train(settings(tmp_path / "whole", anchors, **changed))
     killed(settings(tmp_path / "killed", anchors, **changed))
     assert not (tmp_path / "killed/checkpoints/000030").exists()

@@ -42,6 +42,7 @@ def one_step(trainer: Trainer, batches: list[Any], *, clip_norm: float = 1.0) ->
 
 
 def test_every_trained_tensor_moves(student: Any, new_data: Any, cache: Path) -> None:
+    """Pitfall 16: the action head too, which no retention gradient reaches."""
     before = weights(student.policy)
     for report in make_trainer(student, new_data, cache).steps():
         assert report.retention is not None

@@ -144,6 +144,7 @@ def assert_states(found: Features, layer: int, expected: torch.Tensor, *, alone:
 def test_the_defaults_fit_the_policy(family: Family, opened: Any) -> None:
     it = opened(family)
     assert it.adapter.stacks(it.policy).keys() == family.reached.keys() == family.untouched.keys()
+    assert it.adapter.stacks(it.policy).keys() == set(it.adapter.stack_names)
     count = len(it.adapter.stack(it.policy, it.adapter.default_stack))
     assert resolve_layers(it.adapter.default_layers, count)
     assert it.adapter.pooling_of(it.adapter.default_stack) == it.adapter.default_pooling

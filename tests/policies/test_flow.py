@@ -215,7 +215,7 @@ def test_a_pooling_that_a_stack_has_no_tokens_for_is_refused(
     stack: str, pooling: Pooling, lacks: str, pi05_checkpoint: Checkpoint
 ) -> None:
     config = CacheConfig(stack=stack, pooling=pooling, device="cpu")
-    with pytest.raises(CraftError, match=f"the stack {stack} of pi05 has {lacks}"):
+    with pytest.raises(CraftError, match=f"the stack {stack} of craft_tiny_pi05 has {lacks}"):
         resolve_recipe(config, pi05_checkpoint)
 
 

@@ -75,10 +75,10 @@ def test_a_name_that_the_hub_does_not_give_is_refused() -> None:
         load_checkpoint("nobody/nothing", device="cpu")
 
 
-def test_another_policy_family_says_which_there_are(copied: Path) -> None:
+def test_another_type_than_the_weights_are_of_is_refused(copied: Path) -> None:
     config = copied / "config.json"
     config.write_text('{"type": "tdmpc"}')
-    with pytest.raises(CraftError, match=r"type 'tdmpc' are not supported.*pi0_fast"):
+    with pytest.raises(CraftError, match="cannot be opened"):
         load_checkpoint(str(copied), device="cpu")
 
 

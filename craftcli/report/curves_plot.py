@@ -1,0 +1,92 @@
+"""How training went: the same few curves of every arm, side by side."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Picture
+from matplotlib.figure import SubFigure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from craftcli.report.arm_style import COLOURS, GRID, MUTED, colour
+from craftcli.report.compare_arms import Arm
+from craftcli.report.labels import shorten
+
+PANELS = {
+    "loss": "loss of the new task",
+    "l_ret": "L_ret (dashed: ε)",
+    "lam": "λ",
+    "cos": "gradient cosine",
+    "conflict_rate": "conflict rate",
+}
+_LOGARITHMIC = ("loss", "l_ret")
+_FEW_DECADES = 100
+_ARMS_A_ROW = len(COLOURS)
+
+
+def draw_curves(arms: Sequence[Arm]) -> Picture | None:
+    """A row of panels for every few arms, so that no two lines of a panel share a colour."""
+    trained = [arm for arm in arms if any(run.metrics for run in arm.runs)]
+    if not trained:
+        return None
+    groups = [trained[i : i + _ARMS_A_ROW] for i in range(0, len(trained), _ARMS_A_ROW)]
+    figure = Picture(figsize=(13, 3.3 * len(groups)), layout="constrained")
+    FigureCanvasAgg(figure)
+    rows = figure.subfigures(len(groups), 1, squeeze=False)[:, 0]
+    for row, some in zip(rows, groups, strict=True):
+        for axes, (name, title) in zip(row.subplots(1, len(PANELS)), PANELS.items(), strict=True):
+            _draw_panel(axes, some, name, title)
+        _name_lines(row, some)
+    return figure
+
+
+def _draw_panel(axes: Axes, arms: Sequence[Arm], name: str, title: str) -> None:
+    axes.set_title(title, size=10)
+    axes.set_xlabel("step")
+    axes.grid(color=GRID)
+    axes.set_axisbelow(True)
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    lines = [
+        (arm, number, points)
+        for arm in arms
+        for number, run in enumerate(arm.runs)
+        if (points := _points(run.metrics, name))
+    ]
+    if not lines:
+        middle: dict[str, Any] = {"ha": "center", "va": "center", "transform": axes.transAxes}
+        axes.text(0.5, 0.5, "nothing is retained", color=MUTED, size=9, **middle)
+        return
+    for arm, number, points in lines:
+        # The first seed is drawn full, the others behind it.
+        look: dict[str, Any] = {"linewidth": 1.6, "zorder": 3}
+        if number > 0:
+            look = {"linewidth": 0.9, "alpha": 0.45}
+        axes.plot(*zip(*points, strict=True), color=colour(arm), **look)
+        if name == "l_ret" and number == 0 and (budget := _points(arm.runs[0].metrics, "epsilon")):
+            dashed: dict[str, Any] = {"linestyle": (0, (4, 3)), "linewidth": 1, "alpha": 0.8}
+            axes.plot(*zip(*budget, strict=True), color=colour(arm), **dashed)
+    if name in _LOGARITHMIC and all(y > 0 for *_, points in lines for _, y in points):
+        axes.set_yscale("log")
+        # Plain numbers: formulas are switched off, and few labels say enough.
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        low, high = axes.get_ylim()
+        if high / low < _FEW_DECADES:
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    elif name == "conflict_rate":
+        axes.set_ylim(-0.03, 1.03)
+
+
+def _name_lines(row: SubFigure, arms: Sequence[Arm]) -> None:
+    """The names of a row's arms below its panels, once for all of them."""
+    lines = [Line2D([], [], color=colour(arm), linewidth=2.5) for arm in arms]
+    names = [f"{arm.number}  {shorten(arm.label, 44)}" for arm in arms]
+    row.legend(
+        lines, names, loc="outside lower left", ncols=min(3, len(arms)), frameon=False, fontsize=9
+    )
+
+
+def _points(metrics: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
+    return [(entry["step"], entry[name]) for entry in metrics if entry.get(name) is not None]

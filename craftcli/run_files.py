@@ -1,0 +1,10 @@
+"""What the files in the folder of a run are called; free of heavy imports."""
+
+CONFIG_FILE = "craft_config.json"
+"""The settings of a run, and the mark that a folder is one."""
+STATE_FILE = "craft_state.json"
+METRICS_FILE = "metrics.jsonl"
+SUMMARY_FILE = "summary.json"
+CHECKPOINTS = "checkpoints"
+MERGE_FILE = "craft_merge.json"
+"""How a merged policy came about, and the mark that it may be replaced."""

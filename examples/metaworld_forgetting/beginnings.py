@@ -1,0 +1,68 @@
+"""Fresh LeRobot policies, small enough to learn a Meta-World task on a CPU."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from experts import ACTION, ACTION_SIZE, STATE, VECTORS, WORLD
+from lerobot.configs import FeatureType, PolicyFeature
+from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
+from lerobot.policies.act.configuration_act import ACTConfig
+from lerobot.policies.act.modeling_act import ACTPolicy
+from lerobot.policies.factory import make_pre_post_processors
+
+LEAST_SPREAD = 0.1
+"""Coordinates that stand still in the old data move in the new: none counts in less than this."""
+
+_TYPES = {STATE: FeatureType.STATE, WORLD: FeatureType.ENV}
+_INPUTS = {n: PolicyFeature(type=t, shape=(VECTORS[n],)) for n, t in _TYPES.items()}
+_OUTPUTS = {ACTION: PolicyFeature(type=FeatureType.ACTION, shape=(ACTION_SIZE,))}
+
+
+def act() -> ACTPolicy:
+    """ACT over states: 16 actions at once, of which 8 are carried out, and no VAE."""
+    return ACTPolicy(
+        ACTConfig(
+            device="cpu",
+            push_to_hub=False,
+            input_features=_INPUTS,
+            output_features=_OUTPUTS,
+            pretrained_backbone_weights=None,
+            chunk_size=16,
+            n_action_steps=8,
+            dim_model=96,
+            n_heads=4,
+            dim_feedforward=256,
+            n_encoder_layers=3,
+            n_decoder_layers=1,
+            use_vae=False,
+            dropout=0.1,
+        )
+    )
+
+
+FAMILIES = {"act": act}
+
+
+def write_fresh(family: str, folder: Path, data: Path, *, seed: int) -> Path:
+    """Save an untrained policy with processors for the data; one that is there is kept."""
+    if folder.is_dir():
+        return folder
+    torch.manual_seed(seed)
+    policy = FAMILIES[family]()
+    partial = folder.with_name(f".{folder.name}.partial")
+    policy.save_pretrained(partial)
+    for processor in make_pre_post_processors(policy.config, dataset_stats=_statistics(data)):
+        processor.save_pretrained(partial)
+    partial.rename(folder)
+    return folder
+
+
+def _statistics(data: Path) -> dict[str, dict[str, Any]]:
+    stats: dict[str, dict[str, Any]] = LeRobotDatasetMetadata(data.name, root=data).stats
+    for feature in _INPUTS:
+        own = stats[feature]
+        own["std"] = own["std"].clip(min=LEAST_SPREAD)
+        for edge, sign in (("min", -1), ("max", 1)):
+            own[edge] = own["mean"] + sign * (abs(own[edge] - own["mean"])).clip(min=LEAST_SPREAD)
+    return stats

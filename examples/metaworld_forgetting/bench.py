@@ -1,0 +1,131 @@
+"""One pair of tasks and one family of policies: data, teacher, and everything compared."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from arms import GROUPS, Entry, best, choices
+from experts import write_dataset
+from teacher import train_teacher
+
+from craftcli.errors import CraftError
+from craftcli.sweeps.progress import Bar, Job
+from craftcli.sweeps.running import run_sweep
+from craftcli.sweeps.spec import SweepSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The tasks that a policy knows, and the one that it is to learn."""
+
+    name: str
+    old: tuple[str, ...]
+    new: str
+
+
+PAIRS = {
+    pair.name: pair
+    for pair in (
+        Pair(name="pick", old=("pick-place-v3",), new="door-open-v3"),
+        Pair(name="press", old=("button-press-topdown-v3", "drawer-open-v3"), new="door-open-v3"),
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extent:
+    """How much is measured, and how much work goes into a figure."""
+
+    pairs: tuple[str, ...] = tuple(PAIRS)
+    groups: tuple[str, ...] = tuple(GROUPS)
+    seeds: int = 3
+    demonstrations: int = 60
+    """Episodes of each task."""
+    rounds: tuple[tuple[int, float], ...] = ((1500, 1e-3), (500, 2e-4))
+    """Of the teacher's training: steps and learning rate."""
+    steps: int = 500
+    """Of fine-tuning."""
+    lr: float = 5e-4
+    anchors: int = 512
+    held_out: int = 256
+    episodes: int = 50
+    max_steps: int = 150
+
+
+FULL = Extent()
+QUICK = Extent(
+    pairs=("pick",),
+    groups=("main", "tuned"),
+    seeds=1,
+    demonstrations=2,
+    rounds=((5, 1e-3),),
+    steps=5,
+    anchors=32,
+    held_out=16,
+    episodes=2,
+    max_steps=5,
+)
+
+
+class Bench:
+    """Makes data and a teacher, then compares arms; what is done is kept."""
+
+    def __init__(
+        self,
+        work: Path,
+        pair: Pair,
+        family: str,
+        extent: Extent,
+        *,
+        on_job: Callable[[Job], None],
+        bar: Bar,
+    ) -> None:
+        self.name = f"{pair.name}-{family}"
+        self.folder = work / self.name
+        self._on_job, self._bar = on_job, bar
+        data = work / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        old = write_dataset(data / pair.name, pair.old, episodes=extent.demonstrations)
+        new = write_dataset(data / pair.new, (pair.new,), episodes=extent.demonstrations)
+        teacher = train_teacher(self.folder, family, old, extent.rounds, bar)
+        self._document: dict[str, Any] = {
+            "title": f"{', '.join(pair.old)} → {pair.new} ({family})",
+            "output": "sweep",
+            "old": [f"metaworld:{task}" for task in pair.old],
+            "new": [f"metaworld:{pair.new}"],
+            "cache": {"dataset": str(old), "samples": extent.anchors, "kind": "hidden+action"},
+            "held_out": {"samples": extent.held_out},
+            "train": {
+                "policy": str(teacher),
+                "dataset": str(new),
+                "steps": extent.steps,
+                "batch_size": 32,
+                "lr": extent.lr,
+                "save_every": 0,
+            },
+            # A world takes longer to make than an episode.
+            "eval": {"episodes": extent.episodes, "max_steps": extent.max_steps, "batch_size": 10},
+        }
+
+    def compare(self, groups: Sequence[Sequence[Entry]], seeds: int) -> SweepSpec:
+        """Train and measure arms, tuning those with a grid; the sweep with all that was chosen."""
+        chosen: list[Entry] = []
+        for group in groups:
+            # Earlier arms come along because merges are made of one of them.
+            tried = [{"seeds": [0], **choice} for entry in group for choice in choices(entry)]
+            spec = self._run([*chosen, *tried])
+            own = list(range(seeds))
+            chosen += [{"seeds": own, **best(spec, choices(entry))} for entry in group]
+            spec = self._run(chosen)
+        return spec
+
+    def _run(self, entries: list[Entry]) -> SweepSpec:
+        document = {**self._document, "arm": entries}
+        spec = SweepSpec.from_dict(document, folder=self.folder)
+        result = run_sweep(spec, on_job=self._on_job, bar=self._bar)
+        if result.interrupted:
+            raise KeyboardInterrupt
+        for what, error in result.failures.items():
+            raise CraftError(f"{what} failed: {error.what}", why=error.why, fix=error.fix)
+        return spec

@@ -1,0 +1,67 @@
+"""The report of every bench: a page, and in the README its table and picture."""
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from arms import GROUPS, choices, success
+
+from craftcli.report.compare import Comparison, compare_runs
+from craftcli.report.compare_files import TRADE_OFF_FILE, write_report
+from craftcli.report.compare_table import used_columns
+from craftcli.sweeps.plan import folder_of
+from craftcli.sweeps.spec import SweepSpec
+
+RESULTS_FILE = "results.json"
+_COLUMNS = ("old", "new", "nbt", "drift", "action_error", "anchors", "seconds")
+
+
+def publish(specs: Mapping[str, SweepSpec], readme: Path, reports: Path) -> None:
+    """Write a page for each sweep into `reports`, and renew results and tables by the README."""
+    results = {}
+    text = readme.read_text("utf-8") if readme.is_file() else ""
+    for name, spec in specs.items():
+        comparison = compare_runs([spec.output])
+        write_report(comparison, reports / name, title=spec.title)
+        picture = readme.with_name(f"{name}.png")
+        shutil.copyfile(reports / name / TRADE_OFF_FILE, picture)
+        tried = tuning(spec)
+        results[name] = {**comparison.to_json(), "tuning": tried}
+        parts = [f"### {spec.title}", table(comparison), f"![old against new]({picture.name})"]
+        if tried:
+            listed = "; ".join(f"{arm} {old:.2f} / {new:.2f}" for arm, (old, new) in tried.items())
+            parts.append(f"Tuning (old / new success, first seed): {listed}.")
+        text = replaced(text, name, "\n\n".join(parts))
+    readme.write_text(text, encoding="utf-8")
+    document = json.dumps(results, indent=2, ensure_ascii=False)
+    readme.with_name(RESULTS_FILE).write_text(document, encoding="utf-8")
+
+
+def table(comparison: Comparison) -> str:
+    """The figures of all arms in Markdown."""
+    columns = [column for column in used_columns(comparison) if column.key in _COLUMNS]
+    rows = [["arm", "seeds", *(column.title for column in columns)], ["---"] * (len(columns) + 2)]
+    for row in comparison.rows:
+        seeds = "" if row is comparison.teacher else str(row.arm.seeds)
+        rows.append([row.arm.label, seeds, *(column.cell(row) for column in columns)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def tuning(spec: SweepSpec) -> dict[str, tuple[float, float]]:
+    """Old and new success of everything that was tried on the way."""
+    tried = [
+        c["name"] for group in GROUPS.values() for e in group if "grid" in e for c in choices(e)
+    ]
+    return {n: success(spec, n) for n in tried if folder_of(spec, n, spec.seeds[0]).is_dir()}
+
+
+def replaced(text: str, name: str, content: str) -> str:
+    """The text with the part between the marks of that name renewed, or added at its end."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    part = f"{begin}\n{content}\n{end}"
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    if pattern.search(text):
+        return pattern.sub(lambda _: part, text)
+    return f"{text.rstrip()}\n\n{part}\n".lstrip()

@@ -1,0 +1,65 @@
+"""Does retention keep the old skill? Measured in closed loop on Meta-World.
+
+    uv run --extra metaworld python examples/metaworld_forgetting/run.py           # the README
+    uv run --extra metaworld python examples/metaworld_forgetting/run.py --quick   # that it runs
+
+Records the scripted experts, trains a teacher on the old tasks, fine-tunes it on the new one in
+every way of arms.toml, rolls all policies out, and reports. Stopped, it goes on where it was.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import typer
+
+from craftcli.cli.quiet import quiet_libraries
+
+quiet_libraries(debug=False)
+
+from arms import GROUPS
+from bench import FULL, PAIRS, QUICK, Bench
+from reporting import publish
+
+from craftcli.cli.output import Output
+from craftcli.report.compare_table import duration
+from craftcli.sweeps.progress import Job
+
+HERE = Path(__file__).parent
+
+
+def main(
+    work: Annotated[Path, typer.Option(help="Where data, runs and reports go.")] = Path(
+        "runs/metaworld_forgetting"
+    ),
+    pairs: Annotated[str | None, typer.Option(help="Which pairs of tasks; all.")] = None,
+    families: Annotated[str, typer.Option(help="Which families of policies.")] = "act",
+    groups: Annotated[str | None, typer.Option(help="Which arms of arms.toml; all.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Runs of every arm; 3.")] = None,
+    quick: Annotated[bool, typer.Option(help="Little of all, to see that it runs.")] = False,
+    readme: Annotated[Path, typer.Option(help="The file whose tables are renewed.")] = HERE
+    / "README.md",
+) -> None:
+    """Measure and report."""
+    output = Output()
+
+    def on_job(job: Job) -> None:
+        left = "" if job.left_s is None else f", about {duration(job.left_s)} left"
+        output.note(f"{job.number}/{job.total} {job.what}{left}")
+
+    extent = QUICK if quick else FULL
+    chosen = groups.split(",") if groups else extent.groups
+    specs = {}
+    for pair in pairs.split(",") if pairs else extent.pairs:
+        for family in families.split(","):
+            bench = Bench(work, PAIRS[pair], family, extent, on_job=on_job, bar=output.progress)
+            arms = [GROUPS[group] for group in chosen]
+            specs[bench.name] = bench.compare(arms, seeds or extent.seeds)
+    publish(specs, readme, work / "reports")
+
+
+if __name__ == "__main__":
+    typer.run(main)

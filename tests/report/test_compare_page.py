@@ -1,0 +1,100 @@
+"""The page and the pictures of a comparison."""
+
+import json
+import re
+from collections.abc import Callable
+from itertools import combinations
+from math import dist
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from craftcli.errors import CraftError
+from craftcli.report.compare import Comparison, compare_records
+from craftcli.report.compare_files import write_report
+from craftcli.report.compare_runs import Roles
+from craftcli.report.trade_off_plot import _MARKER, spread_out
+
+type Make = Callable[..., Any]
+
+unit = st.floats(0, 1)
+
+
+@pytest.fixture
+def comparison(run_of: Make, teacher_of: Make) -> Comparison:
+    runs = [
+        run_of("none", old=0.0, new=1.0, arm="<none> & $plain$"),
+        *(run_of("hidden", old=1.0, new=1.0, seed=seed, arm="隐藏") for seed in range(2)),
+        run_of("action", old=1.0, new=1.0, arm="action"),
+    ]
+    return compare_records([teacher_of(), *runs], Roles())
+
+
+@given(st.lists(st.one_of(st.tuples(unit, unit), st.just((1.0, 1.0))), max_size=12))
+def test_markers_never_cover_each_other(points: list[tuple[float, float]]) -> None:
+    places = spread_out(points)
+    assert len(places) == len(points)
+    assert all(dist(a, b) >= _MARKER for a, b in combinations(places, 2))
+    if points:
+        assert places[0] == points[0]
+
+
+def test_the_page_stands_alone(comparison: Comparison, tmp_path: Path) -> None:
+    written = write_report(comparison, tmp_path / "report", title="A <title>")
+    page = written.page.read_text("utf-8")
+    assert {file.name for file in written.files} == {
+        "index.html",
+        "compare.json",
+        "trade_off.png",
+        "curves.png",
+    }
+    assert all(file.is_file() for file in written.files)
+    loading = re.findall(r"(?:src|href)\s*=\s*[\"'](?!#)[^\"']*|@import|url\((?!#)", page)
+    assert loading == []
+    assert "A &lt;title&gt;" in page
+    assert "&lt;none&gt; &amp; $plain$" in page
+    assert page.count("<svg ") == 2
+    assert "prefers-color-scheme: dark" in page
+    assert "#222222" not in page  # text of the pictures follows light and dark
+
+
+def test_the_same_figures_give_the_same_page(comparison: Comparison, tmp_path: Path) -> None:
+    pages = [
+        write_report(comparison, tmp_path / name, title="x").page.read_bytes() for name in "ab"
+    ]
+    assert pages[0] == pages[1]
+
+
+def test_the_data_holds_every_figure(comparison: Comparison, tmp_path: Path) -> None:
+    write_report(comparison, tmp_path / "report", title="x")
+    data = json.loads((tmp_path / "report/compare.json").read_text("utf-8"))
+    assert data["arms"][1]["old"]["values"] == [1.0, 1.0]
+    assert data["arms"][1]["seeds"] == [0, 1]
+    assert data["arms"][0]["nbt"]["mean"] == 1.0
+    assert data["environments"] == {"demo:red": "old", "demo:green": "old", "demo:blue": "new"}
+
+
+def test_without_success_or_training_there_are_no_pictures(
+    run_of: Make, comparison: Comparison, tmp_path: Path
+) -> None:
+    write_report(comparison, tmp_path / "report", title="x")
+    bare = compare_records([run_of("none", old=0, new=1, measured=None, metrics=())], Roles())
+    written = write_report(bare, tmp_path / "report", title="x")
+    names = {file.name for file in (tmp_path / "report").iterdir()}
+    assert names == {"index.html", "compare.json"} == {file.name for file in written.files}
+
+
+def test_many_arms_are_drawn(run_of: Make, tmp_path: Path) -> None:
+    runs = [run_of("hidden", old=1.0, new=1.0, arm=f"arm {i}") for i in range(8)]
+    written = write_report(compare_records(runs, Roles()), tmp_path / "report", title="x")
+    assert all(file.is_file() for file in written.files)
+
+
+def test_a_folder_of_something_else_is_left_alone(comparison: Comparison, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(CraftError, match="is in the way"):
+        write_report(comparison, tmp_path, title="x")
+    assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
