@@ -26,6 +26,8 @@ from craftcli.policies.loading import Checkpoint
 type Rows = dict[str, NDArray[Any]]
 
 HIDDEN = "hidden/"
+_ACTION = "action"
+"""How LeRobot's names of everything about actions begin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,11 +163,15 @@ class TeacherRows:
 
     def _complete(self, prepared: Prepared) -> Batch:
         """The batch as the teacher takes it, with whatever it would draw at random."""
-        return self._teacher.adapter.anchor_inputs(
-            self._teacher.policy,
+        adapter, policy = self._teacher.adapter, self._teacher.policy
+        # Decoding actions takes many forward passes, and prefix states depend on none.
+        read = adapter.input_keys(policy, prepared.batch, self.recipe.wanted)
+        acts = any(key.startswith(_ACTION) for key in read)
+        return adapter.anchor_inputs(
+            policy,
             prepared.batch,
             seeds=row_seeds(self.recipe.seed, prepared.index["index/dataset_index"]),
-            own_actions=self.recipe.actions is ActionSource.TEACHER,
+            own_actions=acts and self.recipe.actions is ActionSource.TEACHER,
         )
 
     @torch.no_grad()

@@ -83,6 +83,9 @@ def evaluate(
         str | None,
         typer.Option(metavar="FOLDER", help="Folder of the cache's dataset, if it has moved."),
     ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option(help="Run Python code that comes with the policy's tokenizers.")
+    ] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto.")] = "auto",
     name: Annotated[
         str, typer.Option(help="A run's result is kept as RUN/evaluations/NAME.json.")
@@ -117,7 +120,7 @@ def evaluate(
             workers=workers,
         )
         with output.status(f"Opening {source} ..."):
-            subject = open_subject(source, device=device)
+            subject = open_subject(source, device=device, trust_remote_code=trust_remote_code)
             plan = _plan(subject, cache, dataset or [], env or [])
         _run(
             subject, plan, amounts, output, anchor_root, plot, _kept_in(subject, name, output_file)

@@ -120,8 +120,11 @@ def demo_data() -> tuple[DataSource, ...]:
     return source(OLD, "old"), source(NEW, "new")
 
 
-def open_subject(source: str, *, device: str) -> Subject:
-    """Open a run, a checkpoint of one, any LeRobot policy, or the demo's teacher."""
+def open_subject(source: str, *, device: str, trust_remote_code: bool = False) -> Subject:
+    """Open a run, a checkpoint of one, any LeRobot policy, or the demo's teacher.
+
+    A run may load the code of its own that it was trusted with when it was trained.
+    """
     if source == DEMO:
         teacher = load_checkpoint(str(TEACHER_FOLDER), device=choose_device(device))
         return Subject(checkpoint=teacher, run=None, config=None)
@@ -132,8 +135,10 @@ def open_subject(source: str, *, device: str) -> Subject:
             why="it ended, or was stopped, before it had saved one.",
             fix="train it again, with a smaller --save-every if it is likely to be stopped.",
         )
-    checkpoint = load_checkpoint(source, device=choose_device(device))
-    return Subject(checkpoint=checkpoint, run=run, config=_config_of(run) if run else None)
+    config = _config_of(run) if run else None
+    trusted = trust_remote_code or (config is not None and config.trust_remote_code)
+    checkpoint = load_checkpoint(source, device=choose_device(device), trust_remote_code=trusted)
+    return Subject(checkpoint=checkpoint, run=run, config=config)
 
 
 def _run_of(given: Path) -> Path | None:

@@ -52,16 +52,21 @@ def main(samples: int = 640, batch_size: int = 32, rounds: int = 2, width: int =
     print(f"{date.today()}, {os.cpu_count()} cores, {samples} rows, width {width}")
     with tempfile.TemporaryDirectory() as scratch:
         teacher = wide_teacher(Path(scratch) / "teacher", width)
-        for layers, pooling in (("-2,-1", None), ("2,3", Pooling.VISION_TEXT)):
+        for layers, pooling, actions in (
+            ("-2,-1", Pooling.ACTION_TOKENS, "data"),
+            ("-2,-1", Pooling.ACTION_TOKENS, "teacher"),  # which it has to decode first
+            ("2,3", Pooling.VISION_TEXT, "teacher"),  # and need not here
+        ):
             settings = {
                 "samples": samples,
                 "batch_size": batch_size,
                 "layers": layers,
                 "pooling": pooling,
+                "actions": actions,
             }
             ratio = measure(teacher, dataset, settings, rounds, Path(scratch) / "a.zarr")
-            name = pooling or "action_tokens"
-            print(f"layers {layers}, {name}: build over bare forward {ratio:.2f}x")
+            told = f"layers {layers}, {pooling}, actions of the {actions}"
+            print(f"{told}: build over bare forward {ratio:.2f}x")
 
 
 def measure(teacher: Any, dataset: Any, settings: Any, rounds: int, output: Path) -> float:

@@ -16,7 +16,7 @@ from matplotlib.text import Text
 from craftcli.cache.format import DatasetIdentity, Manifest, TeacherIdentity
 from craftcli.cache.reader import CacheReader
 from craftcli.errors import EXIT_USAGE, CraftError
-from craftcli.report.cache_plot import _STYLE, draw_cache, plot_cache
+from craftcli.report.cache_plot import STYLE, draw_cache, plot_cache
 from craftcli.report.cache_view import MAX_LANES, cosines, group_tasks, spread, view_cache
 from craftcli.report.labels import distinct
 
@@ -171,7 +171,7 @@ def test_names_are_cut_where_they_are_the_same() -> None:
 
 
 def drawn(rows: Any) -> Figure:
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = draw_cache(view_cache(rows), rows)
         figure.set_dpi(150)
         figure.canvas.draw()
