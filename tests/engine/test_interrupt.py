@@ -24,7 +24,7 @@ def test_a_run_ends_at_the_step_and_saves(
         if step == 3:
             os.kill(os.getpid(), number)
 
-    result = trainer.run(on_step, lambda entry: None)
+    result = trainer.run(on_step, lambda entry: None, lambda note: None)
     assert result.interrupted
     assert result.last.step == 3
     assert result.checkpoint == tmp_path / "run/checkpoints/000003"
