@@ -37,12 +37,13 @@ def best(spec: SweepSpec, entries: list[Entry]) -> Entry:
     """The choice with the most old and new success together at the first seed."""
     if len(entries) == 1:
         return entries[0]
-    return max(entries, key=lambda entry: sum(success(spec, entry["name"])))
+    return max(entries, key=lambda entry: sum(success(spec, entry["name"]) or (0.0,)))
 
 
-def success(spec: SweepSpec, name: str) -> tuple[float, float]:
-    """Old and new success of an arm at the first seed."""
-    (file,) = (folder_of(spec, name, spec.seeds[0]) / FOLDER).glob("*.json")
-    rates = {found.environment: found.rate for found in Evaluation.load(file).success}
-    old, new = (fmean(rates[env] for env in role) for role in (spec.old, spec.new))
-    return old, new
+def success(spec: SweepSpec, name: str) -> tuple[float, float] | None:
+    """Old and new success of an arm at the first seed; None if it was not measured yet."""
+    for file in (folder_of(spec, name, spec.seeds[0]) / FOLDER).glob("*.json"):
+        rates = {found.environment: found.rate for found in Evaluation.load(file).success}
+        old, new = (fmean(rates[env] for env in role) for role in (spec.old, spec.new))
+        return old, new
+    return None

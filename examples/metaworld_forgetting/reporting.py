@@ -11,7 +11,6 @@ from arms import GROUPS, choices, success
 from craftcli.report.compare import Comparison, compare_runs
 from craftcli.report.compare_files import TRADE_OFF_FILE, write_report
 from craftcli.report.compare_table import used_columns
-from craftcli.sweeps.plan import folder_of
 from craftcli.sweeps.spec import SweepSpec
 
 RESULTS_FILE = "results.json"
@@ -52,9 +51,14 @@ def table(comparison: Comparison) -> str:
 def tuning(spec: SweepSpec) -> dict[str, tuple[float, float]]:
     """Old and new success of everything that was tried on the way."""
     tried = [
-        c["name"] for group in GROUPS.values() for e in group if "grid" in e for c in choices(e)
+        choice["name"]
+        for group in GROUPS.values()
+        for e in group
+        for choice in choices(e)
+        if "grid" in e
     ]
-    return {n: success(spec, n) for n in tried if folder_of(spec, n, spec.seeds[0]).is_dir()}
+    measured = {name: success(spec, name) for name in tried}
+    return {name: found for name, found in measured.items() if found}
 
 
 def replaced(text: str, name: str, content: str) -> str:
