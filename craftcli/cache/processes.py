@@ -115,6 +115,6 @@ class Processes:
             raise CraftError(
                 f"Process {self.rank} of {self.world} stops, because another one has stopped.",
                 why=f"the connection broke ({str(error).splitlines()[0]}).",
-                fix="see the other's error; craft cache build --resume keeps what was committed.",
+                fix="see the other's error; --resume goes on from what was saved.",
             ) from error
         return int(shared)

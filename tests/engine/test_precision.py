@@ -27,20 +27,21 @@ def fresh() -> Any:
     return open_policy(TrainConfig(device="cpu"))
 
 
-@pytest.mark.parametrize("amp", ["bf16", "fp16"])
-def test_autocast_follows_full_precision(new_data: Any, cache: Path, amp: str) -> None:
-    whole = list(trainer_of(fresh(), new_data, cache).steps())
-    trainer = trainer_of(fresh(), new_data, cache, amp=amp)
+@pytest.mark.parametrize(("amp", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_autocast_follows_full_precision(
+    new_data: Any, cache: Path, amp: str, dtype: torch.dtype
+) -> None:
+    whole = list(trainer_of(fresh(), new_data, cache, steps=12).steps())
+    trainer = trainer_of(fresh(), new_data, cache, amp=amp, steps=12)
     low = list(trainer.steps())
-    assert trainer._execution.autocast().fast_dtype == getattr(
-        torch, {"bf16": "bfloat16", "fp16": "float16"}[amp]
-    )
-    taken = [(a, b) for a, b in zip(low, whole, strict=True) if not a.skipped]
-    assert taken or amp == "fp16"
-    if not any(report.skipped for report in low):
-        for one, other in taken:
-            assert one.loss == pytest.approx(other.loss, rel=0.1)
-            assert one.loss != other.loss
+    assert trainer._execution.autocast().fast_dtype == dtype
+    assert low[0].loss == pytest.approx(whole[0].loss, rel=0.1)
+    assert low[0].loss != whole[0].loss
+    # float16 first has to find a scale; from then on it learns too.
+    skipped = [report.skipped for report in low]
+    assert not any(skipped[-2:])
+    assert amp == "fp16" or not any(skipped)
+    assert low[-1].loss < 0.8 * low[0].loss
 
 
 def test_the_self_check_allows_for_the_rounding_of_autocast(
