@@ -172,10 +172,10 @@ class CacheConfig(PolicyAndData):
         "Images stay in the dataset and are read again from it, or go into the file.",
         panel="Anchors",
     )
-    kind: str = setting(
-        "hidden",
+    kind: str | None = setting(
+        None,
         "What is stored, for the modes of the same names: hidden, action, token_ce, or several as "
-        "in hidden+action.",
+        "in hidden+token_ce. Without it: hidden+action, or hidden for a policy without an adapter.",
         panel="Anchors",
     )
     actions: ActionSource = setting(
@@ -219,14 +219,15 @@ class CacheConfig(PolicyAndData):
     def problems(self) -> list[str]:
         """Values that do not go together."""
         found = super().problems()
-        found += joined_problems("--kind", self.kind, Kind)
+        if self.kind is not None:
+            found += joined_problems("--kind", self.kind, Kind)
         if self.exclude is not None and self.indices is not None:
             found.append("--indices names every frame, so that --exclude has nothing to say")
         if self.layout is not None and "." not in (self.stack or ""):
             found.append("--layout needs a --stack that is a path, such as model.encoder.layers")
         if Kind.TOKEN_CE in self.kinds and self.actions is ActionSource.DATA:
             found.append("--kind token_ce stores the teacher's own tokens: --actions data is none")
-        if not found and Kind.HIDDEN not in self.kinds:
+        if not found and self.kinds and Kind.HIDDEN not in self.kinds:
             found += [
                 f"{option_name(name)} needs --kind hidden"
                 for name in ("layers", "stack", "layout", "pooling")
@@ -236,8 +237,8 @@ class CacheConfig(PolicyAndData):
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """What is stored."""
-        return split_joined(self.kind, Kind)
+        """What is stored; nothing where the policy family is to decide."""
+        return () if self.kind is None else split_joined(self.kind, Kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +246,7 @@ class RetentionConfig(Settings):
     """How the student is held to its teacher."""
 
     mode: str = setting(
-        "hidden",
+        "hidden+action",
         "What is retained: hidden (states), action (outputs), token_ce (tokens), replay (old "
         "labels), l2sp, ewc (weights), none, or several as in hidden+action.",
         panel="Retention",
@@ -445,7 +446,7 @@ class TrainConfig(RetentionConfig, PolicyAndData):
         except ValueError as error:
             found.append(f"--lora {error}")
         if self.freeze_downstream and Mode.HIDDEN not in self.modes:
-            found.append("--freeze-downstream needs --mode hidden")
+            found.append("--freeze-downstream needs a --mode with hidden")
         if self.parallel is Parallel.FSDP:
             weights = [mode for mode in (Mode.L2SP, Mode.EWC) if mode in self.modes]
             found += [f"--parallel fsdp does not go with --mode {mode}" for mode in weights]

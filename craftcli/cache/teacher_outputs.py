@@ -17,6 +17,15 @@ from craftcli.errors import EXIT_USAGE, CraftError
 from craftcli.policies.base import Batch, Output, PolicyAdapter
 
 
+def default_kinds(adapter: PolicyAdapter) -> tuple[Kind, ...]:
+    """What keeps behaviour: hidden states, and the outputs wherever they can be had.
+
+    Hidden states alone left the action head free to drift, and lost a skill in simulation
+    (examples/metaworld_forgetting).
+    """
+    return (Kind.HIDDEN,) if adapter.output_kind is None else (Kind.HIDDEN, Kind.ACTION)
+
+
 def check_kinds(adapter: PolicyAdapter, kinds: Collection[Kind]) -> None:
     """Refuse a kind that this policy family cannot give."""
     if adapter.output_kind is None and set(kinds) != {Kind.HIDDEN}:

@@ -15,7 +15,7 @@ from craftcli.cache.inputs import UINT8_IMAGE, fits_bytes, pack
 from craftcli.cache.layers import parse_layers, resolve_layers
 from craftcli.cache.pooling import needs_action_tokens, pool, required_tokens
 from craftcli.cache.prompts import Prompts
-from craftcli.cache.teacher_outputs import check_kinds, stored_outputs
+from craftcli.cache.teacher_outputs import check_kinds, default_kinds, stored_outputs
 from craftcli.choices import ActionSource, Images, Kind, Layout, Pooling, StoreDtype
 from craftcli.config import CacheConfig
 from craftcli.errors import EXIT_USAGE, CraftError
@@ -63,7 +63,8 @@ class Recipe:
 def resolve_recipe(config: CacheConfig, teacher: Checkpoint) -> Recipe:
     """The settings with the policy family's defaults filled in, checked against the policy."""
     adapter = teacher.adapter
-    check_kinds(adapter, config.kinds)
+    kinds = config.kinds or default_kinds(adapter)
+    check_kinds(adapter, kinds)
     stack = config.stack or adapter.default_stack
     count = len(adapter.stack(teacher.policy, stack))
     layers = adapter.default_layers if config.layers is None else parse_layers(config.layers)
@@ -73,9 +74,9 @@ def resolve_recipe(config: CacheConfig, teacher: Checkpoint) -> Recipe:
     if config.dtype is StoreDtype.AUTO:
         dtype = str(adapter.compute_dtype(teacher.policy)).removeprefix("torch.")
     return Recipe(
-        kinds=config.kinds,
+        kinds=kinds,
         stack=stack,
-        layers=resolve_layers(layers, count) if Kind.HIDDEN in config.kinds else (),
+        layers=resolve_layers(layers, count) if Kind.HIDDEN in kinds else (),
         layer_count=count,
         pooling=pooling,
         dtype=dtype,

@@ -67,7 +67,7 @@ def build(source: Source[CacheConfig], output: Output) -> None:
     summary = summarize(CacheReader.open(config.output))
     _warn_of_invalid(report, output)
     output.say(f"Wrote {config.output}: {summary.rows} rows, {size(summary.size_bytes)} on disk.")
-    output.note("Next: craft cache inspect, then craft train --mode hidden.")
+    output.note("Next: craft cache inspect, then craft train.")
     output.json(
         {
             **summary.to_json(),

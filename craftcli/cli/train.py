@@ -29,7 +29,8 @@ def register(app: typer.Typer) -> None:
         TrainConfig,
         help="Fine-tune the policy on new data while it is held to its teacher.",
         examples=(
-            "craft train --mode hidden --steps 20",
+            "craft train --steps 20",
+            "craft train --mode hidden --freeze-downstream",
             "craft train --mode none --output runs/plain",
             "craft train --policy outputs/my_policy --dataset me/new_task --cache anchors.zarr",
             "craft train --resume runs/plain",
@@ -129,7 +130,7 @@ def _prepare_retention(opened: "OpenedRun", retention: "Retention", output: Outp
     held, trained = len(reach.retained), len(reach.trainable)
     output.say(f"Retention reaches {held} of {trained} trainable tensors")
     described = describe_downstream(reach, frozen=config.freeze_downstream)
-    if reach.downstream and not config.freeze_downstream:
+    if reach.free and not config.freeze_downstream:
         output.warn(f"{described}; --freeze-downstream or --mode hidden+action holds them.")
     else:
         output.say(described[0].upper() + described[1:])

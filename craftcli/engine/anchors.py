@@ -26,6 +26,7 @@ from craftcli.cache.inputs import unpack
 from craftcli.cache.reader import CacheReader
 from craftcli.cache.stats import Moments, scalar_variance
 from craftcli.choices import Kind
+from craftcli.config import JOINED
 from craftcli.engine.reference_images import ReferenceImages
 from craftcli.engine.walk import Walk
 from craftcli.errors import CraftError
@@ -201,12 +202,13 @@ def check_kinds(manifest: Manifest, kinds: Collection[Kind], *, cache: str) -> N
     """Refuse a cache that lacks what a mode needs, with the command that builds it."""
     missing = [kind for kind in kinds if kind not in manifest.kinds]
     if missing:
-        together = "+".join(kind for kind in Kind if kind in (*manifest.kinds, *missing))
+        together = JOINED.join(kind for kind in Kind if kind in (*manifest.kinds, *missing))
+        held = JOINED.join(kind for kind in kinds if kind in manifest.kinds)
         raise CraftError(
-            f"The cache {cache} cannot serve --mode {'+'.join(missing)}.",
+            f"The cache {cache} cannot serve --mode {JOINED.join(missing)}.",
             why=f"it holds {', '.join(manifest.kinds)}.",
             fix=f"build one that can: craft cache build --kind {together} --output {cache} "
-            "--overwrite.",
+            "--overwrite" + (f"; or hold less: --mode {held}." if held else "."),
         )
 
 

@@ -28,6 +28,8 @@ class Reach:
     """The retention gradient reaches them."""
     downstream: frozenset[str]
     """The task gradient reaches them on a way that does not pass the deepest retained layer."""
+    free: frozenset[str]
+    """Those among them that no output and no weight's distance holds either."""
 
 
 def find_reach(
@@ -37,16 +39,18 @@ def find_reach(
     trainable = {name: p for name, p in policy.named_parameters() if p.requires_grad}
     downstream: frozenset[str] = frozenset()
     with _nothing_at_zero(trainable.values()):
-        probes = [_touched(term.probe(), trainable) for term in retention.terms]
-        if retention.anchors is not None and retention.modes == (Mode.HIDDEN,):
-            # What holds an output, or weights, has nothing behind it.
+        probes = {term.modes: _touched(term.probe(), trainable) for term in retention.terms}
+        if retention.anchors is not None and Mode.HIDDEN in retention.modes:
             manifest = retention.anchors.manifest
             stack = adapter.stack(policy, manifest.stack)
             downstream = _behind(stack, max(manifest.layers), policy, trainable, task_batch)
+    # A weight tied to one before the layer is reached by the hidden states, and yet free behind it.
+    held = [names for modes, names in probes.items() if modes != (Mode.HIDDEN,)]
     return Reach(
         trainable=frozenset(trainable),
-        retained=frozenset().union(*probes),
+        retained=frozenset().union(*probes.values()),
         downstream=downstream,
+        free=downstream.difference(*held),
     )
 
 
@@ -114,9 +118,10 @@ def describe_trainable(policy: nn.Module, reach: Reach) -> str:
 
 def describe_downstream(reach: Reach, *, frozen: bool) -> str:
     """What lies behind the deepest retained layer, and whether anything holds it."""
-    if not reach.downstream:
-        return "nothing trainable lies behind the deepest retained layer"
-    short = sorted(_short(name) for name in reach.downstream)
+    told = reach.downstream if frozen else reach.free
+    if not told:
+        return "nothing trainable is free to drift behind the deepest retained layer"
+    short = sorted(_short(name) for name in told)
     names = ", ".join(short[:4]) + (f" and {len(short) - 4} more" if len(short) > 4 else "")
     if frozen:
         return f"frozen behind the deepest retained layer: {names}"
