@@ -19,6 +19,8 @@ class ArmFigures:
 
     arm: Arm
     figures: Mapping[str, Figure | None]
+    by_environment: Mapping[str, Figure]
+    """Success in every environment it was rolled out in."""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -28,6 +30,7 @@ class ArmFigures:
             "seeds": [run.seed for run in self.arm.runs],
             "runs": [str(run.folder) for run in self.arm.runs],
             **{name: figure and figure.to_json() for name, figure in self.figures.items()},
+            "by_environment": {n: figure.to_json() for n, figure in self.by_environment.items()},
         }
 
 
@@ -120,20 +123,25 @@ def _figures(
 
     figures: dict[str, Figure | None] = {}
     for role in (OLD, NEW):
-        rates = [rate for run in arm.runs if (rate := _rate(run, environments, role))]
-        figures[role] = success_over_seeds(rates) if rates else None
+        wanted = [name for name, own in environments.items() if own == role]
+        figures[role] = _success(arm, wanted)
+    each = {name: found for name in environments if (found := _success(arm, [name]))}
     nbt = mean(lambda run: _forgetting(run, teacher, environments)) if teacher else None
     figures["nbt"] = nbt
     figures["drift"] = mean(lambda run: _quantity(run, "drift"))
     figures["action_error"] = mean(lambda run: _quantity(run, "action_error"))
     for name in ("seconds", "peak_memory_bytes", "anchors", "trainable_parameters"):
         figures[name] = mean(partial(_cost, name))
-    return ArmFigures(arm=arm, figures=figures)
+    return ArmFigures(arm=arm, figures=figures, by_environment=each)
 
 
-def _rate(run: RunRecord, environments: Mapping[str, str | None], role: str) -> Rate | None:
-    """Success over all environments of a role; None unless it was rolled out in every one."""
-    wanted = [name for name, own in environments.items() if own == role]
+def _success(arm: Arm, wanted: Sequence[str]) -> Figure | None:
+    rates = [rate for run in arm.runs if (rate := _rate(run, wanted))]
+    return success_over_seeds(rates) if rates else None
+
+
+def _rate(run: RunRecord, wanted: Sequence[str]) -> Rate | None:
+    """Success over several environments; None unless it was rolled out in every one."""
     found = run.measured.successes if run.measured else {}
     if not wanted or any(name not in found for name in wanted):
         return None

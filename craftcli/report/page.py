@@ -86,8 +86,7 @@ def _cell(row: ArmFigures, column: Column) -> str:
     figure = row.figures[column.key]
     if figure is None:
         return f'<td data-value="">{NOTHING}</td>'
-    values = ", ".join(f"{value:.4g}" for value in figure.values)
-    told = f' title="by seed: {values}"' if len(figure.values) > 1 else ""
+    told = _told(row, column, figure)
     text = escape(column.show(figure))
     if column.key in _SUCCESS:
         style = "" if row.arm.number == 0 else f' style="color: {_arm_colour(row.arm.number)}"'
@@ -95,6 +94,16 @@ def _cell(row: ArmFigures, column: Column) -> str:
         text = f'{mean} <span class="sub">{interval}</span>'
         text += f'<div class="range"{style}>{_bar(figure)}</div>'
     return f'<td data-value="{figure.mean:.6g}"{told}>{text}</td>'
+
+
+def _told(row: ArmFigures, column: Column, figure: Figure) -> str:
+    """What a figure was made of, as a tip."""
+    lines = []
+    if len(figure.values) > 1:
+        lines.append("by seed: " + ", ".join(f"{value:.4g}" for value in figure.values))
+    if column.key in _SUCCESS and len(row.by_environment) > 1:
+        lines += [f"{name}: {found.mean:.2f}" for name, found in row.by_environment.items()]
+    return f' title="{escape(chr(10).join(lines))}"' if lines else ""
 
 
 def _bar(figure: Figure) -> str:

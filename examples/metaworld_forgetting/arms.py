@@ -1,10 +1,15 @@
 """The arms of arms.toml, as a sweep takes them."""
 
+import copy
 import itertools
 import tomllib
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+from beginnings import Family
+from experts import WORLD
+from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 from craftcli.evaluation.record import FOLDER, Evaluation
 from craftcli.sweeps.plan import folder_of
@@ -16,6 +21,35 @@ type Entry = dict[str, Any]
 _FILE = Path(__file__).with_name("arms.toml")
 GROUPS: dict[str, list[Entry]] = tomllib.loads(_FILE.read_text("utf-8"))
 _SYMBOLS = {"lambda_init": "λ", "alpha": "α"}
+OBJECT_X = 4
+"""Where in the state the object lies, from left (negative) to right."""
+
+
+def fitted(pair: str, family: Family, old: Path, *, episodes: int) -> dict[str, list[Entry]]:
+    """The groups with the arms of a pair, and the family's and the data's own names filled in."""
+    groups = copy.deepcopy(GROUPS)
+    names = {"PERCEPTION": family.perception, "left": None, "first": f"0-{episodes - 1}"}
+    found = {}
+    for group, entries in groups.items():
+        found[group] = [entry for entry in entries if entry.pop("only", pair) == pair]
+        for entry in found[group]:
+            cache, train = entry.get("cache", {}), entry.get("train", {})
+            if cache.get("episodes") == "left":
+                names["left"] = names["left"] or _left(old)
+            for name in ("stack", "episodes"):
+                if name in cache:
+                    cache[name] = names[cache[name]]
+            if "lora" in train:
+                train["lora"] = train["lora"].replace("LORA", family.lora_targets)
+    return found
+
+
+def _left(old: Path) -> str:
+    """Episodes whose object starts on the left, as `craft cache build --episodes` takes them."""
+    data = LeRobotDataset(old.name, root=old)
+    starts = data.meta.episodes["dataset_from_index"]
+    left = [i for i, start in enumerate(starts) if data[int(start)][WORLD][OBJECT_X] < 0]
+    return ",".join(map(str, left))
 
 
 def choices(entry: Entry) -> list[Entry]:

@@ -1,5 +1,7 @@
 """Fresh LeRobot policies, small enough to learn a Meta-World task on a CPU."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ from lerobot.configs import FeatureType, PolicyFeature
 from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
 from lerobot.policies.act.configuration_act import ACTConfig
 from lerobot.policies.act.modeling_act import ACTPolicy
+from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
+from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
 from lerobot.policies.factory import make_pre_post_processors
 
 LEAST_SPREAD = 0.1
@@ -41,7 +45,52 @@ def act() -> ACTPolicy:
     )
 
 
-FAMILIES = {"act": act}
+def diffusion() -> DiffusionPolicy:
+    """A diffusion policy over states, with the chunks of the ACT and ten steps of denoising."""
+    return DiffusionPolicy(
+        DiffusionConfig(
+            device="cpu",
+            push_to_hub=False,
+            input_features=_INPUTS,
+            output_features=_OUTPUTS,
+            n_obs_steps=2,
+            horizon=16,
+            n_action_steps=8,
+            drop_n_last_frames=7,
+            down_dims=(64, 128),
+            diffusion_step_embed_dim=64,
+            noise_scheduler_type="DDIM",
+            num_inference_steps=10,
+        )
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A kind of policy, and what arms call by other names in each."""
+
+    make: Callable[[], Any]
+    perception: str
+    """The stack furthest from the action."""
+    lora_targets: str
+    rounds: tuple[tuple[int, float], ...]
+    """Of the teacher's training: steps and learning rate."""
+
+
+FAMILIES = {
+    "act": Family(
+        make=act,
+        perception="encoder",
+        lora_targets="linear1;linear2",
+        rounds=((1500, 1e-3), (500, 2e-4)),
+    ),
+    "diffusion": Family(
+        make=diffusion,
+        perception="conditioning",
+        lora_targets="cond_encoder.1",
+        rounds=((4000, 1e-3), (1000, 2e-4)),
+    ),
+}
 
 
 def write_fresh(family: str, folder: Path, data: Path, *, seed: int) -> Path:
@@ -49,7 +98,7 @@ def write_fresh(family: str, folder: Path, data: Path, *, seed: int) -> Path:
     if folder.is_dir():
         return folder
     torch.manual_seed(seed)
-    policy = FAMILIES[family]()
+    policy = FAMILIES[family].make()
     partial = folder.with_name(f".{folder.name}.partial")
     policy.save_pretrained(partial)
     for processor in make_pre_post_processors(policy.config, dataset_stats=_statistics(data)):

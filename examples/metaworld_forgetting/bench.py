@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arms import GROUPS, Entry, best, choices
+from arms import GROUPS, Entry, best, choices, fitted
+from beginnings import FAMILIES
 from experts import write_dataset
 from teacher import train_teacher
 
@@ -33,6 +34,14 @@ PAIRS = {
 }
 
 
+SECTIONS = {
+    "": ("main", "tuned", "rest"),
+    "-ablations": ("ablations",),
+    "-coverage": ("coverage",),
+}
+"""Which groups of arms make a table together."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Extent:
     """How much is measured, and how much work goes into a figure."""
@@ -42,8 +51,8 @@ class Extent:
     seeds: int = 3
     demonstrations: int = 60
     """Episodes of each task."""
-    rounds: tuple[tuple[int, float], ...] = ((1500, 1e-3), (500, 2e-4))
-    """Of the teacher's training: steps and learning rate."""
+    rounds: tuple[tuple[int, float], ...] | None = None
+    """Of the teacher's training: steps and learning rate; None for the family's own."""
     steps: int = 500
     """Of fine-tuning."""
     lr: float = 5e-4
@@ -56,7 +65,7 @@ class Extent:
 FULL = Extent()
 QUICK = Extent(
     pairs=("pick",),
-    groups=("main", "tuned"),
+    groups=("main", "tuned", "coverage"),
     seeds=1,
     demonstrations=2,
     rounds=((5, 1e-3),),
@@ -88,10 +97,11 @@ class Bench:
         data.mkdir(parents=True, exist_ok=True)
         old = write_dataset(data / pair.name, pair.old, episodes=extent.demonstrations)
         new = write_dataset(data / pair.new, (pair.new,), episodes=extent.demonstrations)
-        teacher = train_teacher(self.folder, family, old, extent.rounds, bar)
+        self._arms = fitted(pair.name, FAMILIES[family], old, episodes=extent.demonstrations)
+        rounds = extent.rounds or FAMILIES[family].rounds
+        teacher = train_teacher(self.folder, family, old, rounds, bar)
         self._document: dict[str, Any] = {
             "title": f"{', '.join(pair.old)} → {pair.new} ({family})",
-            "output": "sweep",
             "old": [f"metaworld:{task}" for task in pair.old],
             "new": [f"metaworld:{pair.new}"],
             "cache": {"dataset": str(old), "samples": extent.anchors, "kind": "hidden+action"},
@@ -108,20 +118,29 @@ class Bench:
             "eval": {"episodes": extent.episodes, "max_steps": extent.max_steps, "batch_size": 10},
         }
 
-    def compare(self, groups: Sequence[Sequence[Entry]], seeds: int) -> SweepSpec:
-        """Train and measure arms, tuning those with a grid; the sweep with all that was chosen."""
+    def compare(self, groups: Sequence[str], seeds: int) -> dict[str, SweepSpec]:
+        """Train and measure arms; the sweeps by name, one for each table of the report."""
+        specs = {}
+        for section, members in SECTIONS.items():
+            wanted = [self._arms[group] for group in members if group in groups]
+            if wanted:
+                specs[self.name + section] = self._section(section, wanted, seeds)
+        return specs
+
+    def _section(self, section: str, groups: Sequence[Sequence[Entry]], seeds: int) -> SweepSpec:
+        """Arms with a grid are tuned; the sweep has all that was chosen."""
         chosen: list[Entry] = []
         for group in groups:
             # Earlier arms come along because merges are made of one of them.
             tried = [{"seeds": [0], **choice} for entry in group for choice in choices(entry)]
-            spec = self._run([*chosen, *tried])
+            spec = self._run(section, [*chosen, *tried])
             own = list(range(seeds))
             chosen += [{"seeds": own, **best(spec, choices(entry))} for entry in group]
-            spec = self._run(chosen)
+            spec = self._run(section, chosen)
         return spec
 
-    def _run(self, entries: list[Entry]) -> SweepSpec:
-        document = {**self._document, "arm": entries}
+    def _run(self, section: str, entries: list[Entry]) -> SweepSpec:
+        document = {**self._document, "output": f"sweep{section}", "arm": entries}
         spec = SweepSpec.from_dict(document, folder=self.folder)
         result = run_sweep(spec, on_job=self._on_job, bar=self._bar)
         if result.interrupted:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from arms import GROUPS, choices, success
+from coverage import coverage_table
 
 from craftcli.report.compare import Comparison, compare_runs
 from craftcli.report.compare_files import TRADE_OFF_FILE, write_report
@@ -15,27 +16,35 @@ from craftcli.sweeps.spec import SweepSpec
 
 RESULTS_FILE = "results.json"
 _COLUMNS = ("old", "new", "nbt", "drift", "action_error", "anchors", "seconds")
+_SUBTITLES = {
+    "-ablations": ": one setting at a time",
+    "-coverage": ": where the anchors do not reach",
+}
 
 
 def publish(specs: Mapping[str, SweepSpec], readme: Path, reports: Path) -> None:
     """Write a page for each sweep into `reports`, and renew results and tables by the README."""
-    results = {}
+    file = readme.with_name(RESULTS_FILE)
+    results = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     text = readme.read_text("utf-8") if readme.is_file() else ""
     for name, spec in specs.items():
         comparison = compare_runs([spec.output])
         write_report(comparison, reports / name, title=spec.title)
-        picture = readme.with_name(f"{name}.png")
-        shutil.copyfile(reports / name / TRADE_OFF_FILE, picture)
         tried = tuning(spec)
         results[name] = {**comparison.to_json(), "tuning": tried}
-        parts = [f"### {spec.title}", table(comparison), f"![old against new]({picture.name})"]
+        shown = coverage_table if name.endswith("-coverage") else table
+        subtitle = next((s for end, s in _SUBTITLES.items() if name.endswith(end)), "")
+        parts = [f"### {spec.title}{subtitle}", shown(comparison)]
+        if not subtitle:
+            picture = readme.with_name(f"{name}.png")
+            shutil.copyfile(reports / name / TRADE_OFF_FILE, picture)
+            parts.append(f"![old against new]({picture.name})")
         if tried:
             listed = "; ".join(f"{arm} {old:.2f} / {new:.2f}" for arm, (old, new) in tried.items())
             parts.append(f"Tuning (old / new success, first seed): {listed}.")
         text = replaced(text, name, "\n\n".join(parts))
     readme.write_text(text, encoding="utf-8")
-    document = json.dumps(results, indent=2, ensure_ascii=False)
-    readme.with_name(RESULTS_FILE).write_text(document, encoding="utf-8")
+    file.write_text(json.dumps(results, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
 def table(comparison: Comparison) -> str:
