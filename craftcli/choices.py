@@ -148,6 +148,14 @@ class Schedule(StrEnum):
     AUTO = "auto"
 
 
+class LrSchedule(StrEnum):
+    """How the learning rate moves: as the policy's preset has it, not at all, or down to 0."""
+
+    PRESET = "preset"
+    CONSTANT = "constant"
+    COSINE = "cosine"
+
+
 class Amp(StrEnum):
     """Precision of forward passes, where it is lower than the policy's own."""
 

@@ -15,6 +15,7 @@ from craftcli.choices import (
     Kind,
     Layout,
     LossKind,
+    LrSchedule,
     Merge,
     Mode,
     Parallel,
@@ -414,6 +415,11 @@ class TrainConfig(RetentionConfig, PolicyAndData):
     )
     lr: float | None = setting(
         None, "Peak learning rate. Without it: the policy's own preset.", above=0
+    )
+    lr_schedule: LrSchedule = setting(
+        LrSchedule.PRESET,
+        "How the learning rate moves: as the policy's preset has it, not at all, or from its peak "
+        "to 0 in a cosine over the run.",
     )
     amp: Amp = setting(Amp.OFF, "Lower precision for forward passes.")
     gradient_checkpointing: bool = setting(

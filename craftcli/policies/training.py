@@ -12,11 +12,15 @@ from lerobot.configs.default import DatasetConfig, PeftConfig
 from lerobot.configs.train import TrainPipelineConfig
 from lerobot.optim.factory import make_optimizer_and_scheduler
 from lerobot.optim.optimizers import load_optimizer_state, load_optimizer_state_dict
-from lerobot.optim.schedulers import load_scheduler_state
+from lerobot.optim.schedulers import (
+    CosineAnnealingWithWarmupSchedulerConfig,
+    load_scheduler_state,
+)
 from lerobot.utils.constants import CHECKPOINTS_DIR, LAST_CHECKPOINT_LINK, TRAINING_STATE_DIR
 from lerobot.utils.random_utils import load_rng_state, save_rng_state
 
 from craftcli.cache.processes import Processes
+from craftcli.choices import LrSchedule
 from craftcli.config import TrainConfig
 from craftcli.policies.adapter_files import as_peft_names, quiet_peft
 from craftcli.policies.loading import Checkpoint
@@ -29,7 +33,7 @@ def pipeline_config(config: TrainConfig, student: Checkpoint, dataset: Any, outp
     """
     policy_config = student.policy.config
     optimizer = policy_config.get_optimizer_preset()
-    scheduler = policy_config.get_scheduler_preset()
+    scheduler = _scheduler(config.lr_schedule, policy_config)
     if config.lr is not None:
         if hasattr(scheduler, "peak_lr"):
             # The decay keeps its proportion to the peak.
@@ -51,6 +55,16 @@ def pipeline_config(config: TrainConfig, student: Checkpoint, dataset: Any, outp
         scheduler=scheduler,
         peft=_peft_config(student),
     )
+
+
+def _scheduler(schedule: LrSchedule, policy_config: Any) -> Any:
+    match schedule:
+        case LrSchedule.PRESET:
+            return policy_config.get_scheduler_preset()
+        case LrSchedule.CONSTANT:
+            return None
+        case LrSchedule.COSINE:
+            return CosineAnnealingWithWarmupSchedulerConfig(num_warmup_steps=0)
 
 
 def _peft_config(student: Checkpoint) -> Any:

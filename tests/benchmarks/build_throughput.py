@@ -4,8 +4,9 @@
 
 The bare loop runs the same teacher over the same batches, already read and preprocessed, and keeps
 nothing. Where the teacher has to decode its own actions first, so does the bare loop, by LeRobot's
-own `predict_action_chunk`; the ratio to a forward pass alone is printed too. Both in one process, alternating, median of the ratios. The demo's teacher is made wider
-(random weights), because a real one takes longer for a row than reading it does.
+own `predict_action_chunk`; the ratio to a forward pass alone is printed too. Both in one process,
+alternating, median of the ratios. The demo's teacher is made wider (random weights), because a real
+one takes longer for a row than reading it does.
 """
 
 import os

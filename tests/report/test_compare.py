@@ -33,6 +33,12 @@ def test_seeds_of_the_same_settings_become_one_arm(run_of: Make, teacher_of: Mak
         ("hidden", 3),
     ]
     none, hidden = comparison.arms
+    each = hidden.to_json()["by_environment"]
+    assert {name: found["mean"] for name, found in each.items()} == {
+        "demo:red": mean_of(hidden, "old"),
+        "demo:green": mean_of(hidden, "old"),
+        "demo:blue": mean_of(hidden, "new"),
+    }
     assert mean_of(none, "nbt") == pytest.approx(1.0)
     assert mean_of(hidden, "nbt") == pytest.approx(0.0)
     assert mean_of(hidden, "old") == 1.0

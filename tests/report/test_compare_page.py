@@ -57,6 +57,7 @@ def test_the_page_stands_alone(comparison: Comparison, tmp_path: Path) -> None:
     assert "A &lt;title&gt;" in page
     assert "&lt;none&gt; &amp; $plain$" in page
     assert page.count("<svg ") == 2
+    assert "demo:green: 1.00" in page
     assert "prefers-color-scheme: dark" in page
     assert "#222222" not in page  # text of the pictures follows light and dark
 
