@@ -279,8 +279,9 @@ class RetentionConfig(Settings):
         -0.1, "Project when the cosine is below this.", low=-1, high=1, panel="Retention"
     )
     project_when: ProjectWhen = setting(
-        ProjectWhen.CONFLICT,
-        "Project in every conflict, or only while L_ret is above ε, which uses the budget up.",
+        ProjectWhen.VIOLATED,
+        "Project only while L_ret is above ε, which uses the budget up, or in every conflict, "
+        "which holds more and learns less.",
         panel="Retention",
     )
     merge: Merge = setting(Merge.WEIGHTED, "How the gradients are added.", panel="Retention")

@@ -17,7 +17,6 @@ from lerobot.policies.factory import make_pre_post_processors
 
 from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER, TinyPI0FastConfig
 from craftcli.demo.datasets import CAMERA, demo_stats
-from craftcli.demo.evaluate import evaluate
 from craftcli.demo.modeling_tiny_pi0_fast import TinyPI0FastPolicy
 from craftcli.demo.tokenizers import (
     build_action_tokenizer,
@@ -113,13 +112,12 @@ def main(
     policy = TinyPI0FastPolicy(config)
     preprocess, postprocess = make_pre_post_processors(config, dataset_stats=demo_stats())
     train(policy, preprocess, rng, steps=steps, batch_size=batch_size, lr=lr)
-    success = evaluate(policy, preprocess, postprocess, rollouts=50)
-    typer.echo(f"success: old {success.old:.2f}, new {success.new:.2f}")
     for part in (policy, preprocess, postprocess):
         part.save_pretrained(folder)
     # Where this machine keeps its packages is nobody else's business.
     for file in folder.glob("*.json"):
         file.write_text(file.read_text().replace(f"{TEACHER_FOLDER}/", ""))
+    typer.echo(f"Wrote {folder}; what it can do: craft eval {folder} --env demo")
 
 
 def train(

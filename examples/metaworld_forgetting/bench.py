@@ -53,9 +53,9 @@ class Extent:
     """Episodes of each task."""
     rounds: tuple[tuple[int, float], ...] | None = None
     """Of the teacher's training: steps and learning rate; None for the family's own."""
-    steps: int = 500
+    steps: int = 1500
     """Of fine-tuning."""
-    lr: float = 5e-4
+    lr: float = 1e-3
     anchors: int = 512
     held_out: int = 256
     episodes: int = 50
@@ -112,6 +112,7 @@ class Bench:
                 "steps": extent.steps,
                 "batch_size": 32,
                 "lr": extent.lr,
+                "lr_schedule": "cosine",
                 "save_every": 0,
             },
             # A world takes longer to make than an episode.

@@ -85,6 +85,7 @@ class Sequence:
         craft(
             *("train", "--policy", policy, "--dataset", self._data / TASKS[number], "-o", run),
             *("--steps", self._extent.steps, "--batch-size", 32, "--lr", self._extent.lr),
+            *("--lr-schedule", "cosine"),
             *("--seed", self.seed, "--save-every", 0, "--log-every", 100, "--overwrite"),
             *options,
         )

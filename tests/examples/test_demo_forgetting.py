@@ -1,25 +1,36 @@
-"""The example runs as its README says."""
+"""The sweeps of the demo run as their files say."""
 
-import json
-import runpy
-import sys
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "examples/demo_forgetting/run.py"
+from craftcli.report.compare import compare_runs
+from craftcli.sweeps.plan import plan_sweep
+from craftcli.sweeps.running import run_sweep
+from craftcli.sweeps.spec import EvalSpec, read_sweep
+
+FOLDER = Path(__file__).parents[2] / "examples/demo_forgetting"
+SHORT = {"steps": 2, "batch_size": 4, "anchor_batch_size": 4}
 
 
-def test_quick_prints_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "table.json"
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--quick", "--out", str(out)])
-    with pytest.raises(SystemExit) as finished:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    assert finished.value.code == 0
-    rows = json.loads(out.read_text())
-    assert [row["arm"] for row in rows] == ["teacher", "`--mode none`", "`--mode hidden`"]
-    assert rows[0]["old"] >= 0.8
-    assert rows[2]["l_ret"] > 0
-    assert "| `--mode hidden` | 0 |" in capsys.readouterr().out
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.toml")), ids=lambda file: file.stem)
+def test_a_little_of_every_arm(file: Path, tmp_path: Path) -> None:
+    spec = read_sweep(file)
+    assert len(plan_sweep(spec).runs) == 3 * len(spec.arms)
+    short = dataclasses.replace(
+        spec,
+        output=tmp_path / "sweep",
+        seeds=(0,),
+        cache={**spec.cache, "samples": 8},
+        train={**spec.train, **SHORT},
+        eval=EvalSpec(episodes=2),
+        held_out={"samples": 4},
+        # The first point of each curve.
+        arms=tuple({arm.name.partition(", epsilon")[0]: arm for arm in spec.arms}.values()),
+    )
+    result = run_sweep(short)
+    assert result.failures == {}
+    comparison = compare_runs([result.folder])
+    assert all(row.figures["old"] is not None for row in comparison.rows)
+    assert comparison.plain is not None
