@@ -22,7 +22,8 @@ HELD = ("--retention-every", "1", "--lambda-init", "2", "--epsilon-start", "0.5"
 NUMBER = r"[-+]?\d[\d.]*(?:e[-+]\d+)?"
 LINE = (
     rf"Step (\d)/2 \| loss={NUMBER} \| grdn={NUMBER} \| lr={NUMBER} \| updt_s={NUMBER} "
-    rf"\| data_s={NUMBER} \| mode=hidden\+action \| L_ret={NUMBER} \| λ={NUMBER} \| ε={NUMBER} "
+    rf"\| data_s={NUMBER} \| mode=hidden\+action \| L_ret={NUMBER} \| L_hidden={NUMBER} "
+    rf"\| L_action={NUMBER} \| λ={NUMBER} \| ε={NUMBER} "
     rf"\| dot={NUMBER} \| cos={NUMBER}(?: \| conflict=✓)?"
 )
 DOWNSTREAM = {"lm_head.weight", "norm.weight"}
@@ -119,7 +120,7 @@ def test_log_lines_carry_the_figures_of_the_method(trained: tuple[Any, Path]) ->
     lines = [line for line in trained[0].stdout.splitlines() if line.startswith("Step")]
     matches = [re.fullmatch(LINE, line) for line in lines]
     assert [match and match[1] for match in matches] == ["1", "2"]
-    assert "L_ret=0 | λ=2.000 | ε=0.5 " in lines[0]
+    assert "L_ret=0 | L_hidden=0 | L_action=0 | λ=2.000 | ε=0.5 " in lines[0]
 
 
 def test_metrics_file_has_a_row_for_every_log_line(trained: tuple[Any, Path]) -> None:
