@@ -73,6 +73,17 @@ def test_build_with_json_prints_one_document_and_nothing_else(craft: Callable[..
     assert "Storing 16 rows" in result.stderr
 
 
+@pytest.mark.parametrize(("kind", "used"), [((), True), (("--kind", "hidden"), False)])
+def test_a_setting_that_changes_nothing_is_told(
+    craft: Callable[..., Any], kind: tuple[str, ...], used: bool
+) -> None:
+    result = craft(*BUILD, *kind, "--top-k", 4)
+    assert result.exit_code == 0
+    told = "change nothing here: --top-k (without --kind action)."
+    assert (told in " ".join(result.stderr.split())) != used
+    assert ("Warning" in result.stderr) != used
+
+
 @pytest.mark.parametrize("layers", ["2,3", "-2,3", "-1,-2"])
 def test_layers_of_either_sign_name_the_same_layers(
     craft: Callable[..., Any], tmp_path: Path, layers: str

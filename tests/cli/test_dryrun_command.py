@@ -133,6 +133,16 @@ def test_mode_none_has_no_checks_of_a_cache(craft: Callable[..., Any]) -> None:
     assert "L_ret" not in result.stdout
 
 
+def test_settings_that_change_nothing_are_told(craft: Callable[..., Any], cache: Path) -> None:
+    result = craft(*SHORT, "--cache", cache, "--surgery", "none", "--project-when", "violated")
+    assert result.exit_code == 0
+    told = " ".join(result.stderr.split())
+    assert "change nothing here: --project-when (without --surgery)." in told
+    failed = craft(*SHORT, "--cache", "nowhere.zarr", "--lambda-nu", 0.5)
+    assert failed.exit_code == 3
+    assert "--lambda-nu (without --controller nupi)" in " ".join(failed.stderr.split())
+
+
 @pytest.mark.parametrize("mode", ["hidden", "hidden+action"])
 def test_freeze_downstream_is_rehearsed(craft: Callable[..., Any], cache: Path, mode: str) -> None:
     result = craft(*SHORT, "--cache", cache, "--mode", mode, "--freeze-downstream")

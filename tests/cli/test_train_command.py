@@ -94,6 +94,20 @@ def test_the_configuration_is_shown_with_the_source_of_each_value(
     assert shown["steps"] == ["2", "(flag)"]
 
 
+def test_settings_that_change_nothing_are_told_in_one_warning(cache: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("lambda-kp = 2.0\n")
+    given = ("--config", file, "--mode", "action", "--loss", "mse", "--fisher-samples", 8)
+    told = train("--cache", cache, *given, "-o", tmp_path / "run", "--json")
+    warnings = told.stderr.split("Warning: ")[1:]
+    assert len(warnings) == 1
+    assert " ".join(warnings[0].split()).startswith(
+        "these settings change nothing here: --lambda-kp (without --controller nupi); "
+        "--fisher-samples (without --mode ewc); --loss (without --mode hidden)."
+    )
+    assert json.loads(told.stdout)["settings"]["lambda_kp"] == 2.0
+
+
 def test_the_demos_own_values_are_shown_as_such(craft: Callable[..., Any], cache: Path) -> None:
     # Stops before the first step, after the table.
     out = craft("train", "--cache", cache, "-o", __file__ + "/run").stdout
