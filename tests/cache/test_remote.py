@@ -9,6 +9,7 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import obstore
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made.manifests import make_manifest
+from made.rows import Rows, rows_of_chunk
 from moto.server import ThreadedMotoServer
 from obstore.store import S3Store
 
@@ -25,7 +28,7 @@ from craftcli.cache import remote
 from craftcli.cache import writer as writer_module
 from craftcli.cache.chunks import ArraySpec
 from craftcli.cache.draft import Resumable
-from craftcli.cache.format import DatasetIdentity, Manifest, TeacherIdentity
+from craftcli.cache.format import Manifest
 from craftcli.cache.processes import Processes
 from craftcli.cache.reader import CacheReader
 from craftcli.cache.remote import RemoteFolder, StoreGoneError
@@ -38,7 +41,6 @@ from craftcli.locations import Location, RemotePath, locate
 
 CHUNKS = 3
 TASKS = ["push the cube", "öffne die Tür"]
-Rows = dict[str, npt.NDArray[Any]]
 
 
 @dataclass
@@ -106,38 +108,15 @@ def path(bucket: Bucket) -> RemotePath:
     return bucket.new_path()
 
 
-def make_manifest(**changes: Any) -> Manifest:
-    teacher = {"source": "a/b", "revision": None, "policy_type": "pi0_fast", "dtype": "float32"}
-    digests = {"weights_digest": "w", "config_digest": "c", "processor_digest": "p"}
-    values: dict[str, Any] = {
-        "complete": False,
-        # The last chunk is not full.
-        "rows": CHUNKS * 3 - 1,
-        "rows_per_chunk": 3,
-        "stack": "vlm",
-        "layers": (3,),
-        "layer_count": 4,
-        "pooling": "mean",
-        "vectors": 2,
-        "dim": 3,
-        "dtype": "float32",
-        "images": "embedded",
-        "sampling": "uniform",
-        "prompts_digest": None,
-        "seed": 0,
-        "teacher": TeacherIdentity(**(teacher | digests)),
-        "dataset": DatasetIdentity(
-            repo_id="a/old",
-            root=None,
-            revision=None,
-            fingerprint="f",
-            episodes=5,
-            frames=100,
-            selection_digest="s",
-        ),
-        "versions": {"torch": "2.10"},
-    }
-    return Manifest(**(values | changes))
+# The last chunk is not full.
+make_begun = partial(
+    make_manifest,
+    complete=False,
+    rows=CHUNKS * 3 - 1,
+    rows_per_chunk=3,
+    layers=(3,),
+    versions={"torch": "2.10"},
+)
 
 
 def arrays_of(manifest: Manifest) -> dict[str, ArraySpec]:
@@ -145,12 +124,7 @@ def arrays_of(manifest: Manifest) -> dict[str, ArraySpec]:
 
 
 def rows_of(manifest: Manifest, chunk: int) -> Rows:
-    where = manifest.chunk_rows(chunk)
-    rng = np.random.default_rng(chunk)
-    return {
-        name: rng.integers(0, 2, (where.stop - where.start, *spec.shape)).astype(spec.dtype)
-        for name, spec in arrays_of(manifest).items()
-    }
+    return rows_of_chunk(manifest, arrays_of(manifest), chunk)
 
 
 class StoppedError(Exception):
@@ -178,7 +152,7 @@ def build(
     **asked: bool,
 ) -> set[int]:
     """Build a cache; the chunks that were reused."""
-    manifest = manifest or make_manifest()
+    manifest = manifest or make_begun()
     with begin(path, manifest, **asked) as writer:
         for chunk in range(manifest.chunk_count):
             before_chunk(chunk)
@@ -213,7 +187,7 @@ def uploaded(local: Path, path: RemotePath) -> RemotePath:
 
 
 def expected(name: str) -> npt.NDArray[Any]:
-    manifest = make_manifest()
+    manifest = make_begun()
     return np.concatenate([rows_of(manifest, chunk)[name] for chunk in range(CHUNKS)])
 
 
@@ -237,7 +211,7 @@ def test_a_remote_cache_has_the_bytes_of_a_local_one(path: RemotePath, local: Pa
 def test_what_is_written_is_what_is_read(
     bucket: Bucket, rows: int, chunk: int, dtype: str, memory: str, data: st.DataObject
 ) -> None:
-    manifest = make_manifest(rows=rows, rows_per_chunk=chunk, dtype=dtype)
+    manifest = make_begun(rows=rows, rows_per_chunk=chunk, dtype=dtype)
     path = bucket.new_path()
     build(path, manifest)
     wanted = np.array(data.draw(st.lists(st.integers(0, rows - 1), max_size=8)), np.int64)
@@ -295,8 +269,8 @@ def test_a_build_with_other_settings_is_not_continued(path: RemotePath) -> None:
     with pytest.raises(StoppedError):
         build(path, before_chunk=stop_before(2))
     with pytest.raises(CraftError, match="other values of seed"):
-        build(path, make_manifest(seed=1), resume=True)
-    build(path, make_manifest(seed=1), overwrite=True)
+        build(path, make_begun(seed=1), resume=True)
+    build(path, make_begun(seed=1), overwrite=True)
     assert CacheReader.open(path).manifest.seed == 1
 
 
@@ -320,7 +294,7 @@ def test_nothing_but_caches_is_replaced(path: RemotePath) -> None:
 
 
 def test_the_second_build_is_refused(path: RemotePath, local: Path) -> None:
-    manifest = make_manifest()
+    manifest = make_begun()
     with begin(path, manifest) as first:
         with pytest.raises(CraftError, match="Another build") as refused:
             build(path, overwrite=True)
@@ -354,7 +328,7 @@ def test_a_lock_that_may_be_alive_stays_and_the_error_says_how_to_remove_it(
     assert f"aws s3 rm {path}/{LOCK}" in refused.value.fix
     assert list(tree(path)) == [LOCK]
     obstore.delete(raw(path), LOCK)
-    begin(path, make_manifest()).__exit__(None, None, None)
+    begin(path, make_begun()).__exit__(None, None, None)
     assert tree(path) == {}
 
 
@@ -455,7 +429,7 @@ def test_few_chunks_are_kept_when_memory_is_short(
 
 def test_a_cache_that_is_replaced_under_a_reader_is_noticed(uploaded: RemotePath) -> None:
     reader = CacheReader.open(uploaded)
-    build(uploaded, make_manifest(seed=7), overwrite=True)
+    build(uploaded, make_begun(seed=7), overwrite=True)
     with pytest.raises(CraftError, match="replaced or removed"):
         reader.read("valid", np.array([0]))
 

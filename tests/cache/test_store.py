@@ -14,16 +14,17 @@ import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made.manifests import make_manifest
+from made.rows import Rows, random_rows, write_rows
 
 from craftcli.cache.chunks import ArraySpec
-from craftcli.cache.dtypes import decode, encode
-from craftcli.cache.format import DatasetIdentity, Manifest, TeacherIdentity
+from craftcli.cache.dtypes import decode
+from craftcli.cache.format import Manifest
 from craftcli.cache.reader import CacheReader
 from craftcli.cache.store import required_arrays
 from craftcli.cache.writer import CacheWriter
 from craftcli.errors import CraftError
 
-Rows = dict[str, npt.NDArray[Any]]
 TASKS = ["push the cube", "öffne die Tür"]
 INPUTS = {
     "inputs/observation.images.top": ArraySpec(shape=(3, 2, 2), dtype="uint8"),
@@ -32,68 +33,18 @@ INPUTS = {
 }
 
 
-def make_manifest(**changes: Any) -> Manifest:
-    values: dict[str, Any] = {
-        "complete": True,
-        "rows": 10,
-        "rows_per_chunk": 4,
-        "stack": "vlm",
-        "layers": (2, 3),
-        "layer_count": 4,
-        "pooling": "mean",
-        "vectors": 2,
-        "dim": 3,
-        "dtype": "float32",
-        "images": "embedded",
-        "seed": 0,
-        "teacher": TeacherIdentity(
-            source="a/b",
-            revision="1f2e",
-            policy_type="pi0_fast",
-            weights_digest="w",
-            config_digest="c",
-            processor_digest="p",
-            dtype="float32",
-        ),
-        "dataset": DatasetIdentity(
-            repo_id="a/old",
-            root=None,
-            revision=None,
-            fingerprint="f",
-            episodes=5,
-            frames=100,
-            selection_digest="s",
-        ),
-        "sampling": "uniform",
-        "prompts_digest": None,
-    }
-    return Manifest(**(values | changes))
-
-
 def make_arrays(manifest: Manifest) -> dict[str, ArraySpec]:
     return required_arrays(manifest) | INPUTS
 
 
 def make_rows(manifest: Manifest, seed: int = 0) -> Rows:
-    rng = np.random.default_rng(seed)
-    rows: Rows = {}
-    for name, spec in make_arrays(manifest).items():
-        shape = (manifest.rows, *spec.shape)
-        if name.startswith("hidden/"):
-            rows[name] = encode(rng.normal(size=shape).astype(np.float32), manifest.dtype)
-        else:
-            rows[name] = rng.integers(0, 2, shape).astype(spec.dtype)
+    rows = random_rows(manifest, make_arrays(manifest), seed)
     rows["index/dataset_index"] = np.arange(manifest.rows) * 7
     return rows
 
 
 def write(path: Path, manifest: Manifest, rows: Rows, *, overwrite: bool = False) -> None:
-    arrays = make_arrays(manifest)
-    with CacheWriter.create(path, manifest, arrays, tasks=TASKS, overwrite=overwrite) as writer:
-        for chunk in reversed(range(manifest.chunk_count)):
-            where = manifest.chunk_rows(chunk)
-            writer.write_chunk(chunk, {name: values[where] for name, values in rows.items()})
-        writer.finish()
+    write_rows(path, manifest, make_arrays(manifest), rows, tasks=TASKS, overwrite=overwrite)
 
 
 @pytest.fixture
