@@ -34,7 +34,6 @@ TASKS = ["push the cube", "öffne die Tür"]
 OTHER = replace(TEACHER, weights_digest="x")
 INPUTS = {"inputs/image": ArraySpec(shape=(3, 2, 2), dtype="uint8")}
 
-
 # The last chunk is not full.
 make_begun = partial(
     make_manifest,
