@@ -84,6 +84,11 @@ class Source[S: Settings]:
     settings: S
     origin: Mapping[str, str]
 
+    @property
+    def given(self) -> frozenset[str]:
+        """The settings that the user decided."""
+        return frozenset(name for name, who in self.origin.items() if who in ("flag", "file"))
+
 
 def resolve[S: Settings](
     cls: type[S],

@@ -12,11 +12,11 @@ from craftcli.cache.format import layer_names
 from craftcli.cache.reader import CacheReader
 from craftcli.cache.stats import scalar_variance
 from craftcli.choices import LossKind, Mode
+from craftcli.engine.anchor_rows import AnchorRows
 from craftcli.engine.anchors import AnchorBatch, AnchorSet
 from craftcli.engine.compatibility import TOLERANCE
 from craftcli.engine.imitation import Imitation
 from craftcli.engine.losses import layer_loss
-from craftcli.engine.reference_images import ReferenceImages
 from craftcli.policies.loading import Checkpoint
 
 BATCH_ROWS = 8
@@ -86,7 +86,7 @@ def recheck(
     teacher: Checkpoint,
     rows: Sequence[int],
     *,
-    images: ReferenceImages | None = None,
+    images: AnchorRows | None = None,
 ) -> list[RowCheck]:
     """Run the teacher over the stored inputs of valid `rows`, as training runs the student.
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import typer
 
 from craftcli.cli import cache_tools, inspect
-from craftcli.cli.options import epilog, settings_command
+from craftcli.cli.options import epilog, settings_command, warn_of_unused
 from craftcli.cli.output import Output, size
 from craftcli.cli.quiet import quiet_libraries
 from craftcli.config import CacheConfig
 from craftcli.settings import Source
+from craftcli.unused import unused_in_building
 
 if TYPE_CHECKING:
     from craftcli.cache.build import BuildPlan, BuildReport
@@ -56,14 +57,14 @@ def build(source: Source[CacheConfig], output: Output) -> None:
         dataset = open_anchor_data(config, teacher)
     if config.is_demo:
         output.note("Using the built-in demo: its policy as teacher, its old task as data.")
+
+    def announce(plan: "BuildPlan") -> None:
+        kinds, predicted = plan.recipe.kinds, teacher.adapter.output_kind
+        warn_of_unused(unused_in_building(kinds, source.given, output=predicted), output)
+        _announce(plan, config, output)
+
     with output.progress(config.samples, "rows") as advance, _told_what_is_kept(config, output):
-        report = build_cache(
-            config,
-            teacher,
-            dataset,
-            on_plan=lambda plan: _announce(plan, config, output),
-            on_rows=advance,
-        )
+        report = build_cache(config, teacher, dataset, on_plan=announce, on_rows=advance)
     summary = summarize(CacheReader.open(config.output))
     _warn_of_invalid(report, output)
     output.say(f"Wrote {config.output}: {summary.rows} rows, {size(summary.size_bytes)} on disk.")

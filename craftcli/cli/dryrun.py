@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from craftcli.cli.options import settings_command
+from craftcli.cli.options import settings_command, warn_of_unused
 from craftcli.cli.output import Output, size
 from craftcli.cli.quiet import quiet_libraries
 from craftcli.cli.train import say_demo, shown
@@ -15,6 +15,7 @@ from craftcli.config import TrainConfig
 from craftcli.demo.defaults import DEMO_TRAINING
 from craftcli.errors import EXIT_CHECK_FAILED, CraftError
 from craftcli.settings import Source
+from craftcli.unused import unused_in_training
 
 if TYPE_CHECKING:
     from craftcli.engine.dryrun import DryRun
@@ -54,6 +55,8 @@ def dryrun(source: Source[TrainConfig], output: Output) -> None:
         output.table("", shown(source.settings, source.origin))
         checks = _run_checks(run, output)
         passed = all(check["passed"] for check in checks)
+        predicted = run.output_kind if passed else None
+        warn_of_unused(unused_in_training(run.config, source.given, output=predicted), output)
         steps: dict[str, Any] = {}
         if passed:
             try:

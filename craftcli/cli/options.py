@@ -89,6 +89,12 @@ def guarded(act: Callable[[Output], None], *, as_json: bool, debug: bool) -> Non
         raise typer.Exit(EXIT_ERROR) from None
 
 
+def warn_of_unused(found: list[str], output: Output) -> None:
+    """One warning for all settings that were given for nothing."""
+    if found:
+        output.warn(f"these settings change nothing here: {'; '.join(found)}.")
+
+
 def parse_location(text: str) -> Location:
     """A folder or a URL from the command line."""
     try:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from craftcli.cli.options import settings_command
+from craftcli.cli.options import settings_command, warn_of_unused
 from craftcli.cli.output import Output
 from craftcli.cli.quiet import quiet_libraries
 from craftcli.config import TrainConfig
 from craftcli.demo.defaults import DEMO_TRAINING
 from craftcli.errors import EXIT_INTERRUPTED
 from craftcli.settings import Source, option_name
+from craftcli.unused import unused_in_training
 
 if TYPE_CHECKING:
     from craftcli.engine.opened import OpenedRun
@@ -67,6 +68,8 @@ def _run(opened: "OpenedRun", source: Source[TrainConfig], output: Output) -> "R
     origin = dict.fromkeys(source.origin, "run") if opened.resumed else source.origin
     output.table("Configuration", {**resolved, **shown(config, origin)})
     output.say(f"Retention mode: {config.mode}")
+    predicted = opened.student.adapter.output_kind
+    warn_of_unused(unused_in_training(config, source.given, output=predicted), output)
     if opened.student.peft is not None:
         trained, whole = opened.student.peft.get_nb_trainable_parameters()
         output.say(f"Adapters: {trained:,} of {whole:,} parameters are trained")

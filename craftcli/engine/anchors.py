@@ -27,7 +27,7 @@ from craftcli.cache.reader import CacheReader
 from craftcli.cache.stats import Moments, scalar_variance
 from craftcli.choices import Kind
 from craftcli.config import JOINED
-from craftcli.engine.reference_images import ReferenceImages
+from craftcli.engine.anchor_rows import AnchorRows
 from craftcli.engine.walk import Walk
 from craftcli.errors import CraftError
 from craftcli.locations import Location
@@ -77,7 +77,7 @@ class AnchorSet:
         batch_size: int,
         seed: int,
         kinds: Collection[Kind] = (Kind.HIDDEN,),
-        images: ReferenceImages | None = None,
+        images: AnchorRows | None = None,
     ) -> None:
         self._reader = reader
         self.batch_size = batch_size
@@ -111,7 +111,7 @@ class AnchorSet:
         batch_size: int,
         seed: int,
         kinds: Collection[Kind] = (Kind.HIDDEN,),
-        images: ReferenceImages | None = None,
+        images: AnchorRows | None = None,
     ) -> Self:
         """Open a cache that holds what is asked for."""
         reader = CacheReader.open(path)
@@ -169,7 +169,7 @@ class AnchorSet:
         }
         if self._images is not None:
             frames = self._reader.read(_FRAMES, rows).tolist()
-            images = self._images.read(frames)
+            images = self._images.read_images(frames)
             inputs |= {key: image.to(device) for key, image in images.items()}
         targets = {
             layer: torch.from_numpy(

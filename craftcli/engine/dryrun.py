@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from craftcli.cache.build import build_cache
+from craftcli.choices import OutputKind
 from craftcli.config import CacheConfig, PolicyAndData, TrainConfig
 from craftcli.engine.compatibility import require_self_check, self_check
 from craftcli.engine.opening import open_retention
@@ -74,6 +75,11 @@ class DryRun:
     def steps(self) -> Iterator[StepReport]:
         """Real steps, after the checks have passed."""
         return self._trainer.steps()
+
+    @property
+    def output_kind(self) -> OutputKind | None:
+        """What the policy predicts, after the checks have passed; None without an adapter."""
+        return self._student.adapter.output_kind
 
     def peak_memory_bytes(self) -> int:
         """The most memory used so far, on the GPU if there is one."""

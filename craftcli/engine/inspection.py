@@ -18,7 +18,7 @@ from craftcli.cache.recheck import RowCheck, obstacle, recheck, spread_rows
 from craftcli.config import DEMO
 from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER
 from craftcli.demo.datasets import OLD, ensure_dataset
-from craftcli.engine.reference_images import ReferenceImages, open_reference_images
+from craftcli.engine.anchor_rows import AnchorRows, open_anchor_rows
 from craftcli.engine.session import choose_device
 from craftcli.errors import CraftError
 from craftcli.policies.data import open_dataset
@@ -150,13 +150,13 @@ class Inspection:
             )
         return teacher
 
-    def _find_images(self, teacher: Checkpoint) -> ReferenceImages | None:
+    def _find_images(self, teacher: Checkpoint) -> AnchorRows | None:
         """Where the images are that the cache does not hold itself."""
         if self._manifest.images != "reference":
             return None
         if self._dataset is None:
             try:
-                return open_reference_images(self._manifest.dataset, teacher, root=None)
+                return open_anchor_rows(self._manifest.dataset, teacher, root=None)
             except CraftError as error:
                 raise _NotAtHandError(f"{error.why} Give the dataset with --dataset") from error
         if any(match.field.startswith("dataset.") for match in self.differing):
@@ -164,7 +164,7 @@ class Inspection:
         if self._teacher is None:
             # Until now the dataset was only compared; a policy reads more of it.
             self._dataset = self._open_dataset(teacher.policy.config)
-        return ReferenceImages(self._dataset, teacher)
+        return AnchorRows(self._dataset, teacher)
 
 
 class _NotAtHandError(Exception):

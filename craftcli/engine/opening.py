@@ -8,10 +8,10 @@ from craftcli.cache.processes import Processes
 from craftcli.cache.reader import CacheReader
 from craftcli.choices import Kind, Mode
 from craftcli.config import TrainConfig
+from craftcli.engine.anchor_rows import open_anchor_rows
 from craftcli.engine.anchors import AnchorSet
 from craftcli.engine.compatibility import check_identity, check_known
 from craftcli.engine.imitation import Imitation
-from craftcli.engine.reference_images import open_reference_images
 from craftcli.engine.replay import Replay, trainable_weights
 from craftcli.engine.retention import Retention
 from craftcli.engine.terms import Term
@@ -45,7 +45,7 @@ def open_retention(
         if not config.other_student and resumed is None:
             check_identity(manifest, teacher_identity(student), cache=str(cache))
         if labelled or manifest.images == "reference":
-            data = open_reference_images(manifest.dataset, student, root=config.anchor_root)
+            data = open_anchor_rows(manifest.dataset, student, root=config.anchor_root)
         anchors = AnchorSet.open(
             cache,
             batch_size=config.anchor_batch_size,

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from craftcli.choices import Mode
+from craftcli.engine.anchor_rows import AnchorRows
 from craftcli.engine.anchors import AnchorSet
 from craftcli.engine.losses import RetentionLoss
-from craftcli.engine.reference_images import ReferenceImages
 from craftcli.policies.base import Policy
 
 
@@ -15,7 +15,7 @@ class Replay:
 
     modes: tuple[Mode, ...] = (Mode.REPLAY,)
 
-    def __init__(self, anchors: AnchorSet, data: ReferenceImages, policy: Policy) -> None:
+    def __init__(self, anchors: AnchorSet, data: AnchorRows, policy: Policy) -> None:
         self.anchors = anchors
         self._data = data
         self._policy = policy

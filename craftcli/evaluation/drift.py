@@ -10,10 +10,10 @@ import torch
 from craftcli.cache.format import PREDICTION, Manifest
 from craftcli.cache.reader import CacheReader
 from craftcli.choices import Kind, LossKind, Mode
+from craftcli.engine.anchor_rows import open_anchor_rows
 from craftcli.engine.anchors import AnchorBatch, AnchorSet
 from craftcli.engine.compatibility import check_known
 from craftcli.engine.imitation import Imitation
-from craftcli.engine.reference_images import open_reference_images
 from craftcli.errors import CraftError
 from craftcli.evaluation.cka import LinearCka
 from craftcli.evaluation.findings import ActionError, Drift, LayerDrift
@@ -135,7 +135,7 @@ def _imitation(
         )
     images = None
     if manifest.images == "reference":
-        images = open_reference_images(manifest.dataset, checkpoint, root=anchor_root)
+        images = open_anchor_rows(manifest.dataset, checkpoint, root=anchor_root)
     kinds = [Kind(kind) for kind in manifest.kinds]
     anchors = AnchorSet.open(cache, batch_size=1, seed=0, kinds=kinds, images=images)
     modes = [Mode(kind.value) for kind in kinds]

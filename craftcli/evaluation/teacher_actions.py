@@ -11,7 +11,7 @@ from craftcli.cache.matching import match_teacher, teacher_at_hand
 from craftcli.cache.reader import CacheReader
 from craftcli.config import DEMO
 from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER
-from craftcli.engine.reference_images import ReferenceImages, open_reference_images
+from craftcli.engine.anchor_rows import AnchorRows, open_anchor_rows
 from craftcli.errors import CraftError
 from craftcli.evaluation.findings import ActionError
 from craftcli.policies.identity import teacher_identity
@@ -60,7 +60,7 @@ def compare_actions(
     both = [
         _actions(
             policy,
-            open_reference_images(identity, policy, root=anchor_root),
+            open_anchor_rows(identity, policy, root=anchor_root),
             frames,
             seed=seed,
             batch_size=batch_size,
@@ -82,7 +82,7 @@ def compare_actions(
 
 @torch.no_grad()
 def _actions(
-    policy: Checkpoint, data: ReferenceImages, frames: Sequence[int], *, seed: int, batch_size: int
+    policy: Checkpoint, data: AnchorRows, frames: Sequence[int], *, seed: int, batch_size: int
 ) -> Tensor:
     """[rows, steps, parts] in the units of the robot."""
     policy.policy.eval()

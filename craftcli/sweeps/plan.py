@@ -88,7 +88,8 @@ def _with_kinds(spec: SweepSpec) -> SweepSpec:
     named = {
         mode
         for arm in spec.arms
-        for mode in str({**spec.train, **arm.train}.get("mode", "")).split(JOINED)
+        if arm.merge is None
+        for mode in str({"mode": TrainConfig.mode, **spec.train, **arm.train}["mode"]).split(JOINED)
     }
     kinds = [kind for kind in Kind if kind in named or kind is Kind.HIDDEN]
     return replace(spec, cache={**spec.cache, "kind": JOINED.join(kinds)})

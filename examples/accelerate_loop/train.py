@@ -27,8 +27,9 @@ dataset = open_dataset(root, root=root, policy_config=checkpoint.policy.config)
 loader = DataLoader(dataset, batch_size=8, shuffle=True)
 optimizer = torch.optim.AdamW(checkpoint.policy.parameters(), lr=3e-4)
 policy, optimizer, loader = accelerator.prepare(checkpoint.policy, optimizer, loader)
-how = {"config": RetentionConfig(anchor_batch_size=8), "total_steps": arguments.steps}
-retention = Retention.open(arguments.cache, checkpoint, accelerator=accelerator, **how)
+config = RetentionConfig(mode="hidden", anchor_batch_size=8)
+how = {"accelerator": accelerator, "total_steps": arguments.steps}
+retention = Retention.open(arguments.cache, checkpoint, config, **how)
 for step, batch in enumerate(islice(loader, arguments.steps)):
     loss, _ = policy(checkpoint.preprocess(batch))
     accelerator.backward(loss)

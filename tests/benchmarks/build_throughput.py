@@ -60,6 +60,7 @@ def main(samples: int = 640, batch_size: int = 32, rounds: int = 2, width: int =
             ("2,3", Pooling.VISION_TEXT, "teacher"),  # and need not here
         ):
             settings = {
+                "kind": "hidden",
                 "samples": samples,
                 "batch_size": batch_size,
                 "layers": layers,

@@ -158,7 +158,7 @@ def demo_build() -> Build:
     from craftcli.engine.session import open_anchor_data, open_policy
 
     quiet_libraries(debug=False)
-    settings: dict[str, Any] = {"samples": 96, "device": "cpu", "batch_size": 8}
+    settings: dict[str, Any] = {"samples": 96, "kind": "hidden", "device": "cpu", "batch_size": 8}
     # Eight rows of the widest array: hidden states of 11 vectors in 64 float32.
     settings |= {"images": Images.REFERENCE, "chunk_mib": 8 * 11 * 64 * 4 / 2**20}
     teacher = open_policy(CacheConfig(**settings))

@@ -219,7 +219,7 @@ def compare(bench: Bench, sizes: Sizes, rounds: int) -> list[Ratio]:
     sometimes = bench.retention("both", TrainConfig(mode="hidden", retention_every=CADENCE))
     tokens = bench.retention("both", TrainConfig(mode="token_ce"))
     first = sizes.depth // 4 - 1
-    stopping = {"layers": str(first), "pooling": Pooling.VISION_TEXT}
+    stopping = {"kind": "hidden", "layers": str(first), "pooling": Pooling.VISION_TEXT}
     early = bench.retention("early", TrainConfig(mode="hidden"), **stopping)
     times = Times(
         {

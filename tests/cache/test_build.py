@@ -11,7 +11,7 @@ import zarr
 from craftcli.cache.build import build_cache
 from craftcli.cache.reader import CacheReader
 from craftcli.cache.teacher_rows import resolve_recipe
-from craftcli.choices import Images, Pooling
+from craftcli.choices import Images, Kind, Pooling
 from craftcli.config import CacheConfig
 
 
@@ -20,6 +20,7 @@ def test_defaults_are_the_familys(teacher: Any) -> None:
     assert (recipe.stack, recipe.layers, recipe.layer_count) == ("vlm", (2, 3), 4)
     assert recipe.pooling is Pooling.ACTION_TOKENS
     assert recipe.dtype == "float32"
+    assert recipe.kinds == (Kind.HIDDEN, Kind.ACTION)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_action_tokens_are_stored_only_where_they_are_read(
     build: Callable[..., Path], tmp_path: Path
 ) -> None:
     names = CacheReader.open(
-        build(tmp_path / "a.zarr", pooling=Pooling.VISION_TEXT, samples=4)
+        build(tmp_path / "a.zarr", kind="hidden", pooling=Pooling.VISION_TEXT, samples=4)
     ).array_names()
     assert "inputs/observation.language.tokens" in names
     assert not [name for name in names if name.startswith("inputs/action")]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made.files import tree
 
 from craftcli.cache import teacher_rows
 from craftcli.cache.build import BuildReport, build_cache
@@ -31,13 +32,6 @@ SETTINGS: dict[str, Any] = {
 COMMAND = ("cache", "build", "--samples", "14", "--batch-size", "4", "--chunk-mib", "0.011")
 
 type Run = Callable[..., BuildReport]
-
-
-def tree(folder: Path) -> dict[str, bytes | None]:
-    return {
-        str(entry.relative_to(folder)): entry.read_bytes() if entry.is_file() else None
-        for entry in folder.rglob("*")
-    }
 
 
 @pytest.fixture(scope="module")

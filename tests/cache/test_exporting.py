@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
+from made.manifests import make_manifest
+from made.rows import random_rows, write_rows
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from craftcli.cache.chunks import ArraySpec
-from craftcli.cache.dtypes import encode
 from craftcli.cache.exporting import ExportReport, export_cache, plan_export
-from craftcli.cache.format import DatasetIdentity, Manifest, TeacherIdentity
+from craftcli.cache.format import Manifest
 from craftcli.cache.reader import CacheReader
 from craftcli.cache.store import required_arrays
-from craftcli.cache.writer import CacheWriter
 from craftcli.errors import CraftError
 
 IMAGE = "inputs/observation.images.top"
@@ -34,55 +33,10 @@ TASKS = ("push", "öffne die Tür")
 
 
 def make(path: Path, dtype: str = "float32", rows: int = 7, image: Any = (3, 2, 2)) -> Path:
-    manifest = Manifest(
-        complete=True,
-        rows=rows,
-        rows_per_chunk=3,
-        stack="vlm",
-        layers=(2, 3),
-        layer_count=4,
-        pooling="vision_text",
-        vectors=2,
-        dim=3,
-        dtype=dtype,
-        images="embedded",
-        sampling="uniform",
-        prompts_digest=None,
-        seed=0,
-        teacher=TeacherIdentity(
-            source="a/b",
-            revision=None,
-            policy_type="pi0_fast",
-            weights_digest="w",
-            config_digest="c",
-            processor_digest="p",
-            dtype="float32",
-        ),
-        dataset=DatasetIdentity(
-            repo_id="a/old",
-            root=None,
-            revision=None,
-            fingerprint="f",
-            episodes=5,
-            frames=100,
-            selection_digest="s",
-        ),
-    )
+    manifest = make_manifest(rows=rows, rows_per_chunk=3, pooling="vision_text", dtype=dtype)
     arrays = required_arrays(manifest) | INPUTS
     arrays[IMAGE] = ArraySpec(shape=image, dtype="uint8", attributes=INPUTS[IMAGE].attributes)
-    rng = np.random.default_rng(0)
-    values: dict[str, NDArray[Any]] = {}
-    for name, spec in arrays.items():
-        shape = (rows, *spec.shape)
-        if name.startswith("hidden/"):
-            values[name] = encode(rng.normal(size=shape).astype(np.float32), dtype)
-        else:
-            values[name] = rng.integers(0, 2, shape).astype(spec.dtype)
-    with CacheWriter.create(path, manifest, arrays, tasks=TASKS, overwrite=False) as writer:
-        for chunk in range(manifest.chunk_count):
-            where = manifest.chunk_rows(chunk)
-            writer.write_chunk(chunk, {name: array[where] for name, array in values.items()})
-        writer.finish()
+    write_rows(path, manifest, arrays, random_rows(manifest, arrays), tasks=TASKS)
     return path
 
 

@@ -1,76 +1,41 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made.manifests import DATASET, make_manifest
 
-from craftcli.cache.format import (
-    DatasetIdentity,
-    Manifest,
-    TeacherIdentity,
-    layer_names,
-    rows_per_chunk,
-)
+from craftcli.cache.format import Manifest, layer_names, rows_per_chunk
 from craftcli.errors import CraftError
 
-
-def make_manifest(**changes: Any) -> Manifest:
-    values: dict[str, Any] = {
-        "complete": True,
-        "rows": 10,
-        "rows_per_chunk": 4,
-        "stack": "vlm",
-        "layers": (2, 3),
-        "layer_count": 4,
-        "pooling": "mean",
-        "vectors": 2,
-        "dim": 3,
-        "dtype": "float16",
-        "images": "embedded",
-        "seed": 0,
-        "teacher": TeacherIdentity(
-            source="a/b",
-            revision=None,
-            policy_type="pi0_fast",
-            weights_digest="w",
-            config_digest="c",
-            processor_digest="p",
-            dtype="float32",
-        ),
-        "dataset": DatasetIdentity(
-            repo_id="a/old",
-            root="/data/old",
-            revision=None,
-            fingerprint="f",
-            episodes=5,
-            frames=100,
-            selection_digest="s",
-        ),
-        "versions": {"zarr": "3.4.2"},
-        "sampling": "uniform",
-        "prompts_digest": None,
-    }
-    return Manifest(**(values | changes))
+make_full = partial(
+    make_manifest,
+    dtype="float16",
+    dataset=replace(DATASET, root="/data/old"),
+    versions={"zarr": "3.4.2"},
+)
 
 
 def test_a_manifest_survives_json() -> None:
-    manifest = make_manifest()
+    manifest = make_full()
     assert Manifest.from_json(json.loads(json.dumps(manifest.to_json()))) == manifest
 
 
 @pytest.mark.parametrize("name", ["rows", "layers", "teacher", "sampling"])
 def test_a_missing_field_is_named(name: str) -> None:
-    data = make_manifest().to_json()
+    data = make_full().to_json()
     del data[name]
     with pytest.raises(CraftError, match=f"field {name} is missing"):
         Manifest.from_json(data)
 
 
 def test_every_problem_is_named_at_once() -> None:
-    data = make_manifest().to_json()
+    data = make_full().to_json()
     data["rowz"] = data.pop("rows")
     data["teacher"]["source"] = 3
     del data["dataset"]["frames"]
@@ -111,7 +76,7 @@ def test_every_problem_is_named_at_once() -> None:
 )
 def test_a_wrong_value_is_named(name: str, value: Any, problem: str) -> None:
     with pytest.raises(CraftError, match=problem):
-        Manifest.from_json(make_manifest().to_json() | {name: value})
+        Manifest.from_json(make_full().to_json() | {name: value})
 
 
 @pytest.mark.parametrize("data", [None, [], "craft"])
@@ -127,15 +92,15 @@ def test_a_newer_major_version_is_refused_even_when_its_fields_are_foreign() -> 
 
 
 def test_a_newer_minor_version_may_add_fields_anywhere() -> None:
-    data = make_manifest().to_json() | {"format_version": "1.7", "extra": [1]}
+    data = make_full().to_json() | {"format_version": "1.7", "extra": [1]}
     data["teacher"]["extra"] = 1
-    assert Manifest.from_json(data) == make_manifest(format_version="1.7")
+    assert Manifest.from_json(data) == make_full(format_version="1.7")
 
 
 @settings(deadline=None, derandomize=True, max_examples=50)
 @given(rows=st.integers(1, 60), chunk=st.integers(1, 70))
 def test_chunks_cover_every_row_once(rows: int, chunk: int) -> None:
-    manifest = make_manifest(rows=rows, rows_per_chunk=chunk)
+    manifest = make_full(rows=rows, rows_per_chunk=chunk)
     covered = [
         row for k in range(manifest.chunk_count) for row in range(rows)[manifest.chunk_rows(k)]
     ]
@@ -154,7 +119,7 @@ def test_a_chunk_is_at_most_the_target_or_one_row(size: int, rows: int) -> None:
 
 
 def test_layer_names_follow_the_manifest() -> None:
-    assert layer_names(make_manifest(layers=(3, 0))) == ["vlm.3", "vlm.0"]
+    assert layer_names(make_full(layers=(3, 0))) == ["vlm.3", "vlm.0"]
 
 
 def test_the_format_needs_the_standard_library_only() -> None:

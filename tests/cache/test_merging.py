@@ -8,59 +8,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import made.manifests
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from made.rows import Rows, random_rows, write_rows
 from safetensors import safe_open
 
 from craftcli.cache.chunks import ArraySpec
-from craftcli.cache.dtypes import encode
 from craftcli.cache.exporting import export_cache, plan_export
-from craftcli.cache.format import DatasetIdentity, Manifest, TeacherIdentity
 from craftcli.cache.merging import MergeReport, merge_caches, plan_merge
 from craftcli.cache.reader import CacheReader
 from craftcli.cache.store import required_arrays
-from craftcli.cache.writer import CacheWriter
 from craftcli.errors import CraftError
 
-Rows = dict[str, NDArray[Any]]
 IMAGE = "inputs/observation.images.top"
-TEACHER = TeacherIdentity(
-    source="a/b",
-    revision=None,
-    policy_type="pi0_fast",
-    weights_digest="w" * 64,
-    config_digest="c",
-    processor_digest="p",
-    dtype="float32",
-)
-DATASET = DatasetIdentity(
-    repo_id="a/old",
-    root="/data",
-    revision=None,
-    fingerprint="f",
-    episodes=5,
-    frames=100,
-    selection_digest="s",
-)
-MANIFEST = Manifest(
-    complete=True,
+TEACHER = replace(made.manifests.TEACHER, weights_digest="w" * 64)
+DATASET = replace(made.manifests.DATASET, root="/data")
+MANIFEST = made.manifests.make_manifest(
     rows=6,
-    rows_per_chunk=4,
-    stack="vlm",
-    layers=(2, 3),
-    layer_count=4,
     pooling="vision_text",
-    vectors=2,
-    dim=3,
-    dtype="float32",
-    images="embedded",
-    sampling="uniform",
-    prompts_digest=None,
-    seed=0,
     teacher=TEACHER,
     dataset=DATASET,
     versions={"torch": "2.11"},
@@ -81,23 +50,12 @@ def make(
     index = list(range(6)) if index is None else index
     manifest = replace(MANIFEST, **{"rows": len(index), **changes})
     arrays = required_arrays(manifest) | {IMAGE: ArraySpec(shape=image, dtype="uint8")}
-    rng = np.random.default_rng(seed)
-    rows: Rows = {}
-    for name, spec in arrays.items():
-        shape = (len(index), *spec.shape)
-        if name.startswith("hidden/"):
-            rows[name] = encode(rng.normal(size=shape).astype(np.float32), manifest.dtype)
-        else:
-            rows[name] = rng.integers(0, 2, shape).astype(spec.dtype)
+    rows = random_rows(manifest, arrays, seed)
     rows["valid"][:] = True
     rows["index/task"][:] = task
     rows["index/dataset_index"] = np.array(index, np.int64)
     rows |= changed or {}
-    with CacheWriter.create(path, manifest, arrays, tasks=tasks, overwrite=False) as writer:
-        for chunk in range(manifest.chunk_count):
-            where = manifest.chunk_rows(chunk)
-            writer.write_chunk(chunk, {name: values[where] for name, values in rows.items()})
-        writer.finish()
+    write_rows(path, manifest, arrays, rows, tasks=tasks)
     return path
 
 

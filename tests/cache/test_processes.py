@@ -12,19 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made.files import tree
 
 from craftcli.cache.processes import Processes
 from craftcli.errors import EXIT_USAGE, CraftError
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SETTINGS = ("--samples", "20", "--batch-size", "4", "--chunk-mib", "0.011", "--device", "cpu")
-
-
-def tree(folder: Path) -> dict[str, bytes | None]:
-    return {
-        str(entry.relative_to(folder)): entry.read_bytes() if entry.is_file() else None
-        for entry in folder.rglob("*")
-    }
 
 
 @given(st.integers(1, 9), st.integers(0, 40))

@@ -13,8 +13,8 @@ import torch
 from craftcli.cache.reader import CacheReader
 from craftcli.cache.recheck import obstacle, recheck, spread_rows
 from craftcli.choices import Images, StoreDtype
+from craftcli.engine.anchor_rows import AnchorRows
 from craftcli.engine.anchors import AnchorBatch, AnchorSet
-from craftcli.engine.reference_images import ReferenceImages
 from craftcli.errors import CraftError
 
 
@@ -89,7 +89,7 @@ def test_images_that_stayed_in_the_dataset_are_read_from_it(
 ) -> None:
     path = build(tmp_path / "a.zarr", samples=4, images=Images.REFERENCE)
     reader = CacheReader.open(path)
-    images = ReferenceImages(old_data, teacher)
+    images = AnchorRows(old_data, teacher)
     assert all(check.passed for check in recheck(reader, teacher, range(4), images=images))
     with pytest.raises(CraftError, match="does not hold its images"):
         recheck(reader, teacher, range(4))

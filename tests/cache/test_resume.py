@@ -7,16 +7,20 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from made.files import tree
+from made.manifests import TEACHER, make_manifest
+from made.rows import rows_of_chunk
 
 from craftcli.cache import writer as writer_module
 from craftcli.cache.chunks import ArraySpec
 from craftcli.cache.draft import Resumable
-from craftcli.cache.format import DatasetIdentity, Manifest, TeacherIdentity
+from craftcli.cache.format import Manifest
 from craftcli.cache.lock import BuildLock
 from craftcli.cache.processes import Processes
 from craftcli.cache.reader import CacheReader
@@ -27,50 +31,17 @@ from craftcli.errors import CraftError
 
 CHUNKS = 4
 TASKS = ["push the cube", "öffne die Tür"]
+OTHER = replace(TEACHER, weights_digest="x")
 INPUTS = {"inputs/image": ArraySpec(shape=(3, 2, 2), dtype="uint8")}
 
-
-def make_manifest(**changes: Any) -> Manifest:
-    teacher = {"source": "a/b", "revision": None, "policy_type": "pi0_fast", "dtype": "float32"}
-    digests = {"weights_digest": "w", "config_digest": "c", "processor_digest": "p"}
-    values: dict[str, Any] = {
-        "complete": False,
-        # The last chunk is not full.
-        "rows": CHUNKS * 3 - 1,
-        "rows_per_chunk": 3,
-        "stack": "vlm",
-        "layers": (2, 3),
-        "layer_count": 4,
-        "pooling": "mean",
-        "vectors": 2,
-        "dim": 3,
-        "dtype": "float32",
-        "images": "embedded",
-        "sampling": "uniform",
-        "prompts_digest": None,
-        "seed": 0,
-        "teacher": TeacherIdentity(**(teacher | digests | changes.pop("teacher", {}))),
-        "dataset": DatasetIdentity(
-            repo_id="a/old",
-            root=None,
-            revision=None,
-            fingerprint="f",
-            episodes=5,
-            frames=100,
-            selection_digest="s",
-        ),
-        "versions": {"torch": "2.10"},
-    }
-    return Manifest(**(values | changes))
-
-
-def rows_of(manifest: Manifest, chunk: int) -> dict[str, Any]:
-    where = manifest.chunk_rows(chunk)
-    rng = np.random.default_rng(chunk)
-    return {
-        name: rng.integers(0, 2, (where.stop - where.start, *spec.shape)).astype(spec.dtype)
-        for name, spec in (required_arrays(manifest) | INPUTS).items()
-    }
+# The last chunk is not full.
+make_begun = partial(
+    make_manifest,
+    complete=False,
+    rows=CHUNKS * 3 - 1,
+    rows_per_chunk=3,
+    versions={"torch": "2.10"},
+)
 
 
 class StoppedError(Exception):
@@ -90,11 +61,12 @@ def build(
     batch_size: int = 8,
 ) -> set[int]:
     """Build a cache, or break off before a chunk; the chunks that were reused."""
-    manifest = manifest or make_manifest()
+    manifest = manifest or make_begun()
+    every = required_arrays(manifest) | arrays
     with CacheWriter.create(
         path,
         manifest,
-        required_arrays(manifest) | arrays,
+        every,
         tasks=tasks,
         overwrite=overwrite,
         resumable=Resumable(resume=resume, settings={"batch_size": batch_size}),
@@ -103,16 +75,9 @@ def build(
             if chunk == stop_before:
                 raise error
             if chunk not in writer.reused:
-                writer.write_chunk(chunk, rows_of(manifest, chunk))
+                writer.write_chunk(chunk, rows_of_chunk(manifest, every, chunk))
         writer.finish()
     return set(writer.reused)
-
-
-def tree(folder: Path) -> dict[str, bytes | None]:
-    return {
-        str(entry.relative_to(folder)): entry.read_bytes() if entry.is_file() else None
-        for entry in folder.rglob("*")
-    }
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +135,7 @@ def test_what_was_committed_is_not_thrown_away_unasked(
 def test_overwrite_and_resume_together_replace_the_cache_by_the_continued_build(
     path: Path, undisturbed: Any
 ) -> None:
-    build(path, manifest=make_manifest(seed=9))
+    build(path, manifest=make_begun(seed=9))
     with pytest.raises(StoppedError):
         build(path, stop_before=2, overwrite=True)
     assert CacheReader.open(path).manifest.seed == 9
@@ -262,11 +227,11 @@ def test_what_a_kill_leaves_beside_the_chunks_is_removed(
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"manifest": make_manifest(seed=1)}, "of seed."),
-        ({"manifest": make_manifest(teacher={"weights_digest": "x"})}, "teacher.weights_digest"),
-        ({"manifest": make_manifest(versions={"torch": "2.11"})}, "of versions.torch."),
-        ({"manifest": make_manifest(rows_per_chunk=2)}, "of rows_per_chunk."),
-        ({"manifest": make_manifest(pooling="cls", seed=1)}, "of pooling, seed."),
+        ({"manifest": make_begun(seed=1)}, "of seed."),
+        ({"manifest": make_begun(teacher=OTHER)}, "teacher.weights_digest"),
+        ({"manifest": make_begun(versions={"torch": "2.11"})}, "of versions.torch."),
+        ({"manifest": make_begun(rows_per_chunk=2)}, "of rows_per_chunk."),
+        ({"manifest": make_begun(pooling="cls", seed=1)}, "of pooling, seed."),
         ({"tasks": ["push the cube", "close the door"]}, "of tasks."),
         ({"arrays": {}}, "arrays.inputs/image.shape"),
         ({"batch_size": 9}, "of batch_size."),
@@ -343,7 +308,7 @@ def test_two_builds_at_once_do_not_meet(
 
 
 def test_two_builds_in_one_process_do_not_meet_either(path: Path, undisturbed: Any) -> None:
-    manifest = make_manifest()
+    manifest = make_begun()
     arrays = required_arrays(manifest) | INPUTS
     with CacheWriter.create(path, manifest, arrays, tasks=TASKS, overwrite=False):
         with pytest.raises(CraftError, match="Another build"):
@@ -415,12 +380,12 @@ def test_a_disk_without_locks(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_write_without_a_way_to_resume_it_keeps_nothing(path: Path) -> None:
-    manifest = make_manifest()
+    manifest = make_begun()
 
     def break_off() -> None:
         arrays = required_arrays(manifest) | INPUTS
         with CacheWriter.create(path, manifest, arrays, tasks=TASKS, overwrite=False) as writer:
-            writer.write_chunk(0, rows_of(manifest, 0))
+            writer.write_chunk(0, rows_of_chunk(manifest, arrays, 0))
             raise StoppedError
 
     with pytest.raises(StoppedError):

@@ -3,51 +3,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made.manifests import make_manifest
+from made.rows import write_rows
 
 from craftcli.cache.chunks import ArraySpec
 from craftcli.cache.dtypes import decode, encode
-from craftcli.cache.format import DatasetIdentity, Manifest, TeacherIdentity
 from craftcli.cache.reader import CacheReader
 from craftcli.cache.store import required_arrays
 from craftcli.cache.summary import CacheSummary, summarize
-from craftcli.cache.writer import CacheWriter
 
-TEACHER = TeacherIdentity(
-    source="a/b",
-    revision=None,
-    policy_type="pi0_fast",
-    weights_digest="w",
-    config_digest="c",
-    processor_digest="p",
-    dtype="float32",
-)
-DATASET = DatasetIdentity(
-    repo_id="a/old",
-    root=None,
-    revision=None,
-    fingerprint="f",
-    episodes=5,
-    frames=100,
-    selection_digest="s",
-)
-MANIFEST = Manifest(
+MANIFEST = make_manifest(
     complete=False,
     rows=5,
     rows_per_chunk=2,
-    stack="vlm",
     layers=(3,),
-    layer_count=4,
-    pooling="mean",
-    vectors=2,
-    dim=3,
     dtype="bfloat16",
-    images="embedded",
     seed=7,
-    teacher=TEACHER,
-    dataset=DATASET,
     versions={"zarr": "3"},
-    sampling="uniform",
-    prompts_digest=None,
 )
 MASK = np.array([[True, False], [True, True], [True, True], [False, True], [True, True]])
 HIDDEN = encode(np.random.default_rng(0).normal(size=(5, 2, 3)).astype(np.float32), "bfloat16")
@@ -65,12 +37,7 @@ def build(path: Path, valid: list[bool]) -> CacheSummary:
         "valid": np.array(valid),
     }
     arrays = required_arrays(MANIFEST) | {"inputs/state": ArraySpec(shape=(4,), dtype="float32")}
-    tasks = ["push", "pull", "never"]
-    with CacheWriter.create(path, MANIFEST, arrays, tasks=tasks, overwrite=False) as writer:
-        for chunk in range(MANIFEST.chunk_count):
-            where = MANIFEST.chunk_rows(chunk)
-            writer.write_chunk(chunk, {name: values[where] for name, values in rows.items()})
-        writer.finish()
+    write_rows(path, MANIFEST, arrays, rows, tasks=["push", "pull", "never"])
     return summarize(CacheReader.open(path))
 
 

@@ -47,7 +47,7 @@ def inspected(craft: Callable[..., Any], path: Path, *options: str) -> dict[str,
 def test_build_estimates_the_size_before_it_writes(built: tuple[Any, Path]) -> None:
     result, path = built
     plan, what, done = result.stdout.splitlines()
-    assert plan.startswith("Storing 16 rows of about 5.8 KiB, 92.2 KiB in all, to ")
+    assert plan.startswith("Storing 16 rows of about 8.3 KiB, 132.4 KiB in all, to ")
     assert what == ("Layers 2 (-2), 3 (-1) of 4 in stack vlm, pooling action_tokens, float32")
     assert done.startswith(f"Wrote {path}: 16 rows, ")
     assert (path / "zarr.json").is_file()
@@ -71,6 +71,17 @@ def test_build_with_json_prints_one_document_and_nothing_else(craft: Callable[..
     summary = json.loads(result.stdout)
     assert (summary["rows"], summary["complete"]) == (16, True)
     assert "Storing 16 rows" in result.stderr
+
+
+@pytest.mark.parametrize(("kind", "used"), [((), True), (("--kind", "hidden"), False)])
+def test_a_setting_that_changes_nothing_is_told(
+    craft: Callable[..., Any], kind: tuple[str, ...], used: bool
+) -> None:
+    result = craft(*BUILD, *kind, "--top-k", 4)
+    assert result.exit_code == 0
+    told = "change nothing here: --top-k (without --kind action)."
+    assert (told in " ".join(result.stderr.split())) != used
+    assert ("Warning" in result.stderr) != used
 
 
 @pytest.mark.parametrize("layers", ["2,3", "-2,3", "-1,-2"])
@@ -117,7 +128,7 @@ def test_inspect_shows_what_is_in_the_cache(craft: Callable[..., Any], built: An
         "Layers 2, 3 of 4 in stack vlm",
         "Pooling action_tokens: 11 vectors of 64 a layer",
         "Stored as float32, images reference",
-        "KiB, 5.8 KiB a row",
+        "KiB, 8.3 KiB a row",
         "craft_tiny_pi0_fast, float32",
         "Dataset craft-demo/old: 180 episodes, 720 frames",
         "Selection uniform, seed 0",

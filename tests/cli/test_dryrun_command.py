@@ -39,10 +39,34 @@ def of_another_teacher(cache: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return copy
 
 
+@pytest.mark.parametrize(
+    ("chosen", "mode", "reached", "behind"),
+    [
+        (
+            (),
+            "hidden+action",
+            "78 of 78 trainable tensors: lm_head 0.033M trained, 0.033M held, ",
+            "; nothing trainable is free to drift behind the deepest retained layer",
+        ),
+        (
+            ("--mode", "hidden"),
+            "hidden",
+            "76 of 78 trainable tensors: lm_head 0.033M trained, 0.000M held, ",
+            "; free to drift behind the deepest retained layer: lm_head.weight, norm.weight",
+        ),
+    ],
+    ids=["default", "hidden"],
+)
 def test_checks_are_numbered_and_steps_are_real(
-    craft: Callable[..., Any], tmp_path: Path, scratch: Path
+    craft: Callable[..., Any],
+    tmp_path: Path,
+    scratch: Path,
+    chosen: tuple[str, ...],
+    mode: str,
+    reached: str,
+    behind: str,
 ) -> None:
-    result = craft(*SHORT)
+    result = craft(*SHORT, *chosen)
     assert result.exit_code == 0, result.output
     numbers, marks, titles = zip(*NUMBERED.findall(result.stdout), strict=True)
     assert numbers == ("1", "2", "3", "4", "5")
@@ -55,17 +79,15 @@ def test_checks_are_numbered_and_steps_are_real(
             "Cache matches the teacher: a temporary cache of craft-demo/old, for want of "
             "anchors.zarr: 32 rows",
             "L_ret = 0 at the teacher's weights: ",
-            "Retention reaches what is trained: 76 of 78 trainable tensors: lm_head 0.033M "
-            "trained, 0.000M held, vision_tower 0.117M trained, 0.117M held",
+            f"Retention reaches what is trained: {reached}vision_tower 0.117M trained, 0.117M held",
         ),
         strict=True,
     ):
         assert title.startswith(start)
-    assert titles[-1].endswith(
-        "free to drift behind the deepest retained layer: lm_head.weight, norm.weight"
-    )
+    assert titles[-1].endswith(behind)
     assert re.search(r"^ steps +2 +\(flag\)", result.stdout, re.MULTILINE)
-    assert re.search(r"^Step 1/2 \| loss=.* \| mode=hidden \| L_ret=0 \|", result.stdout, re.M)
+    shown = rf"^Step 1/2 \| loss=.* \| mode={re.escape(mode)} \| L_ret=0 \|"
+    assert re.search(shown, result.stdout, re.M)
     assert re.search(r"^Step 2/2 \| loss=", result.stdout, re.M)
     assert re.search(r"^2 steps, \d\.\d+ s each, peak memory [\d.]+ [MG]iB$", result.stdout, re.M)
     assert list(tmp_path.iterdir()) == []
@@ -111,8 +133,19 @@ def test_mode_none_has_no_checks_of_a_cache(craft: Callable[..., Any]) -> None:
     assert "L_ret" not in result.stdout
 
 
-def test_freeze_downstream_is_rehearsed(craft: Callable[..., Any], cache: Path) -> None:
-    result = craft(*SHORT, "--cache", cache, "--freeze-downstream")
+def test_settings_that_change_nothing_are_told(craft: Callable[..., Any], cache: Path) -> None:
+    result = craft(*SHORT, "--cache", cache, "--surgery", "none", "--project-when", "violated")
+    assert result.exit_code == 0
+    told = " ".join(result.stderr.split())
+    assert "change nothing here: --project-when (without --surgery)." in told
+    failed = craft(*SHORT, "--cache", "nowhere.zarr", "--lambda-nu", 0.5)
+    assert failed.exit_code == 3
+    assert "--lambda-nu (without --controller nupi)" in " ".join(failed.stderr.split())
+
+
+@pytest.mark.parametrize("mode", ["hidden", "hidden+action"])
+def test_freeze_downstream_is_rehearsed(craft: Callable[..., Any], cache: Path, mode: str) -> None:
+    result = craft(*SHORT, "--cache", cache, "--mode", mode, "--freeze-downstream")
     assert result.exit_code == 0
     assert "frozen behind the deepest retained layer: lm_head.weight, norm.weight" in result.stdout
 

@@ -56,7 +56,7 @@ def test_it_needs_nothing_else(craft: Callable[..., Any], half: Path, finished: 
     ("option", "told"),
     [
         (("--lr", "0.5"), "--lr was None and is 0.5"),
-        (("--mode", "none"), "--mode was hidden and is none"),
+        (("--mode", "none"), "--mode was hidden+action and is none"),
         (("--policy", "elsewhere", "--dataset", "there"), "--policy was demo and is elsewhere"),
     ],
 )

@@ -22,7 +22,8 @@ HELD = ("--retention-every", "1", "--lambda-init", "2", "--epsilon-start", "0.5"
 NUMBER = r"[-+]?\d[\d.]*(?:e[-+]\d+)?"
 LINE = (
     rf"Step (\d)/2 \| loss={NUMBER} \| grdn={NUMBER} \| lr={NUMBER} \| updt_s={NUMBER} "
-    rf"\| data_s={NUMBER} \| mode=hidden \| L_ret={NUMBER} \| λ={NUMBER} \| ε={NUMBER} "
+    rf"\| data_s={NUMBER} \| mode=hidden\+action \| L_ret={NUMBER} \| L_hidden={NUMBER} "
+    rf"\| L_action={NUMBER} \| λ={NUMBER} \| ε={NUMBER} "
     rf"\| dot={NUMBER} \| cos={NUMBER}(?: \| conflict=✓)?"
 )
 DOWNSTREAM = {"lm_head.weight", "norm.weight"}
@@ -65,14 +66,17 @@ def test_a_first_session(craft: Callable[..., Any], tmp_path: Path) -> None:
     assert built.exit_code == 0, built.output
     inspected = craft("cache", "inspect")
     assert inspected.exit_code == 0
-    trained = craft("train", "--mode", "hidden", *SHORT)
-    assert trained.exit_code == 0, trained.output
-    assert "anchor cache loaded: 32 rows" in trained.stdout
+    for chosen in (("--mode", "hidden"), ()):
+        trained = craft("train", *chosen, *SHORT)
+        assert trained.exit_code == 0, trained.output
+        assert "anchor cache loaded: 32 rows" in trained.stdout
     assert {entry.name for entry in tmp_path.iterdir()} == {"anchors.zarr", "runs"}
-    (run,) = (tmp_path / "runs").iterdir()
-    assert re.fullmatch(r"\d{8}-\d{6}-hidden", run.name)
-    names = {entry.name for entry in run.iterdir()}
-    assert names == {"checkpoints", "craft_config.json", "metrics.jsonl", "summary.json"}
+    runs = {run.name[16:]: run for run in (tmp_path / "runs").iterdir()}
+    assert runs.keys() == {"hidden", "hidden+action"}
+    for run in runs.values():
+        assert re.fullmatch(r"\d{8}-\d{6}-[a-z+]+", run.name)
+        names = {entry.name for entry in run.iterdir()}
+        assert names == {"checkpoints", "craft_config.json", "metrics.jsonl", "summary.json"}
 
 
 def test_the_configuration_is_shown_with_the_source_of_each_value(
@@ -90,6 +94,20 @@ def test_the_configuration_is_shown_with_the_source_of_each_value(
     assert shown["steps"] == ["2", "(flag)"]
 
 
+def test_settings_that_change_nothing_are_told_in_one_warning(cache: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("lambda-kp = 2.0\n")
+    given = ("--config", file, "--mode", "action", "--loss", "mse", "--fisher-samples", 8)
+    told = train("--cache", cache, *given, "-o", tmp_path / "run", "--json")
+    warnings = told.stderr.split("Warning: ")[1:]
+    assert len(warnings) == 1
+    assert " ".join(warnings[0].split()).startswith(
+        "these settings change nothing here: --lambda-kp (without --controller nupi); "
+        "--fisher-samples (without --mode ewc); --loss (without --mode hidden)."
+    )
+    assert json.loads(told.stdout)["settings"]["lambda_kp"] == 2.0
+
+
 def test_the_demos_own_values_are_shown_as_such(craft: Callable[..., Any], cache: Path) -> None:
     # Stops before the first step, after the table.
     out = craft("train", "--cache", cache, "-o", __file__ + "/run").stdout
@@ -101,7 +119,7 @@ def test_retention_is_announced_before_the_first_step(trained: tuple[Any, Path])
     lines = trained[0].stdout.splitlines()
     order = [
         lines.index("Configuration"),
-        lines.index("Retention mode: hidden"),
+        lines.index("Retention mode: hidden+action"),
         lines.index("anchor cache loaded: 32 rows"),
         next(i for i, line in enumerate(lines) if line.startswith("L_ret at the teacher's")),
         next(i for i, line in enumerate(lines) if line.startswith("Step 1/2")),
@@ -116,7 +134,7 @@ def test_log_lines_carry_the_figures_of_the_method(trained: tuple[Any, Path]) ->
     lines = [line for line in trained[0].stdout.splitlines() if line.startswith("Step")]
     matches = [re.fullmatch(LINE, line) for line in lines]
     assert [match and match[1] for match in matches] == ["1", "2"]
-    assert "L_ret=0 | λ=2.000 | ε=0.5 " in lines[0]
+    assert "L_ret=0 | L_hidden=0 | L_action=0 | λ=2.000 | ε=0.5 " in lines[0]
 
 
 def test_metrics_file_has_a_row_for_every_log_line(trained: tuple[Any, Path]) -> None:
@@ -169,7 +187,7 @@ def test_settings_and_state_are_beside_the_checkpoint(trained: tuple[Any, Path])
     last = trained[1] / "checkpoints/last"
     assert last.readlink() == Path("000002")
     config = json.loads((last / "craft_config.json").read_text())
-    assert (config["mode"], config["steps"], config["lambda_init"]) == ("hidden", 2, 2.0)
+    assert (config["mode"], config["steps"], config["lambda_init"]) == ("hidden+action", 2, 2.0)
     state = json.loads((last / "craft_state.json").read_text())
     rows = metrics_of(trained[1])
     # λ moved by its rate times how far each L_ret was from the budget.
@@ -184,16 +202,28 @@ def test_every_checkpoint_asked_for_is_kept(cache: Path, tmp_path: Path) -> None
     assert kept == ["000001", "000002", "last"]
 
 
-def test_what_is_free_to_drift_is_named(trained: tuple[Any, Path]) -> None:
-    result, run = trained
+def test_what_is_free_to_drift_is_named(cache: Path, tmp_path: Path) -> None:
+    result = train("--cache", cache, "--mode", "hidden", *HELD, "-o", tmp_path / "run")
     (warning,) = (line for line in result.stderr.splitlines() if line.startswith("Warning:"))
     assert all(name in warning for name in DOWNSTREAM)
     assert "--freeze-downstream" in warning
+    assert unchanged(tmp_path / "run") == set()
+
+
+def test_the_default_leaves_nothing_free_to_drift(trained: tuple[Any, Path]) -> None:
+    result, run = trained
+    assert "Warning" not in result.stderr
+    assert "Retention reaches 78 of 78 trainable tensors" in result.stdout
+    assert "Nothing trainable is free to drift behind the deepest retained layer" in result.stdout
     assert unchanged(run) == set()
 
 
-def test_freeze_downstream_holds_exactly_what_was_named(cache: Path, tmp_path: Path) -> None:
-    result = train("--cache", cache, "--freeze-downstream", "-o", tmp_path / "run")
+@pytest.mark.parametrize("mode", ["hidden", "hidden+action"])
+def test_freeze_downstream_holds_exactly_what_was_named(
+    cache: Path, tmp_path: Path, mode: str
+) -> None:
+    held = ("--mode", mode, "--freeze-downstream")
+    result = train("--cache", cache, *held, "-o", tmp_path / "run")
     assert "Warning" not in result.stderr
     assert "Frozen behind the deepest retained layer: lm_head.weight, norm.weight" in result.stdout
     assert unchanged(tmp_path / "run") == DOWNSTREAM
@@ -255,7 +285,8 @@ def test_overwrite_replaces_a_run(cache: Path, tmp_path: Path) -> None:
     train("--mode", "none", "-o", run)
     train("--cache", cache, "-o", run, "--overwrite")
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
-    assert json.loads((run / "checkpoints/last/craft_config.json").read_text())["mode"] == "hidden"
+    config = json.loads((run / "checkpoints/last/craft_config.json").read_text())
+    assert config["mode"] == "hidden+action"
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ LORA = "r=4,alpha=8,targets=q_proj;v_proj"
 
 def opened(output: Path, cache: Path, **changed: Any) -> OpenedRun:
     small = {"steps": 3, "batch_size": 2, "anchor_batch_size": 4, "device": "cpu", "lora": LORA}
+    small |= {"mode": "hidden"}
     return open_run(
         TrainConfig(**{**small, **changed}, output=output, cache=cache), {}, Processes()
     )

@@ -160,11 +160,16 @@ def test_ewc_weighs_by_squared_gradients_of_single_anchors(
 
 
 @pytest.mark.parametrize("mode", ["action", "token_ce", "hidden+action"])
-def test_a_cache_of_the_wrong_kind_names_the_command(teacher: Any, cache: Path, mode: str) -> None:
+def test_a_cache_of_the_wrong_kind_names_the_command(
+    teacher: Any, build: Callable[..., Path], tmp_path: Path, mode: str
+) -> None:
+    states = build(tmp_path / "a.zarr", kind="hidden", samples=8)
     wanted = "hidden+" + mode.removeprefix("hidden+")
     with pytest.raises(CraftError) as caught:
-        retention_of(teacher, cache, mode)
-    assert f"craft cache build --kind {wanted} --output {cache}" in caught.value.fix
+        retention_of(teacher, states, mode)
+    assert f"craft cache build --kind {wanted} --output {states}" in caught.value.fix
+    less = "or hold less: --mode hidden."
+    assert caught.value.fix.endswith(less) == mode.startswith("hidden")
 
 
 def test_each_mode_under_its_own_multiplier(student: Any, new_data: Any, anchors: Path) -> None:
@@ -262,12 +267,16 @@ def test_a_budget_is_found_in_the_first_turns_and_told(
     assert other.epsilon(22) == retention.epsilon(22)
 
 
-@pytest.mark.parametrize("mode", ["action", "hidden+action", "replay", "l2sp"])
-def test_what_holds_outputs_or_weights_leaves_nothing_behind(
+HIDDEN_AND_MORE = ("hidden+action", "hidden+token_ce", "hidden+replay", "hidden+l2sp")
+
+
+@pytest.mark.parametrize("mode", ["action", "replay", "l2sp", *HIDDEN_AND_MORE])
+def test_what_holds_outputs_or_weights_leaves_nothing_free(
     student: Any, new_data: Any, anchors: Path, mode: str
 ) -> None:
     retention = retention_of(student, anchors, mode)
     batch = student.preprocess(read_rows(new_data, [0, 1]))
     reach = find_reach(student.policy, student.adapter, retention, batch)
-    assert reach.downstream == frozenset()
+    assert reach.free == frozenset()
+    assert len(reach.downstream) == (2 if mode in HIDDEN_AND_MORE else 0)
     assert reach.retained == reach.trainable

@@ -116,19 +116,21 @@ def test_recomputed_layers_give_the_same_run(new_data: Any, cache: Path) -> None
     assert all(torch.equal(p, q) for p, q in zip(runs[0][1], runs[1][1], strict=True))
 
 
-def test_anchors_are_recomputed_too(student: Any, new_data: Any, cache: Path) -> None:
+@pytest.mark.parametrize("mode", ["hidden", "hidden+action"])
+def test_anchors_are_recomputed_too(student: Any, new_data: Any, cache: Path, mode: str) -> None:
     """They run in evaluation mode, where the policy's own switch would be off."""
     save_memory(student.policy)
     student.policy.train()
-    trainer = trainer_of(student, new_data, cache)
+    trainer = trainer_of(student, new_data, cache, mode=mode)
     retention = trainer._retention
     assert retention is not None
     layers = student.policy.model.paligemma_with_expert.paligemma.model.language_model.layers
     calls: list[int] = []
     handle = layers[0].self_attn.register_forward_hook(lambda *_: calls.append(1))
-    (loss,) = retention.losses(0).values()
+    losses = retention.losses(0)
+    assert "+".join(losses) == mode
     assert len(calls) == 1
-    loss.total.backward()
+    torch.stack([loss.total for loss in losses.values()]).sum().backward()
     handle.remove()
     assert len(calls) == 2
 

@@ -16,8 +16,9 @@ LANGUAGE = "model.paligemma_with_expert.paligemma.model.language_model."
 HEAD = "model.paligemma_with_expert.paligemma.lm_head.weight"
 
 
-def reach_of(student: Any, cache: Path, data: Any) -> Any:
-    retention = open_retention(TrainConfig(anchor_batch_size=4), student, cache)
+def reach_of(student: Any, cache: Path, data: Any, mode: str = "hidden", **settings: Any) -> Any:
+    config = TrainConfig(mode=mode, anchor_batch_size=4, **settings)
+    retention = open_retention(config, student, cache)
     batch = student.preprocess(read_rows(data, [0, 1]))
     return find_reach(student.policy, student.adapter, retention, batch)
 
@@ -28,7 +29,38 @@ def test_behind_the_last_layer_lie_the_norm_and_the_head(
     reach = reach_of(student, cache, new_data)
     assert reach.downstream == {HEAD, LANGUAGE + "norm.weight"}
     assert reach.retained == reach.trainable - reach.downstream
-    assert "free to drift" in describe_downstream(reach, frozen=False)
+    assert reach.free == reach.downstream
+    assert describe_downstream(reach, frozen=False) == (
+        "free to drift behind the deepest retained layer: lm_head.weight, norm.weight"
+    )
+
+
+def test_what_lies_behind_is_not_free_when_the_output_is_held_too(
+    student: Any, cache: Path, new_data: Any
+) -> None:
+    reach = reach_of(student, cache, new_data, "hidden+action")
+    assert reach.downstream == {HEAD, LANGUAGE + "norm.weight"}
+    assert reach.free == frozenset()
+    assert reach.retained == reach.trainable
+    assert describe_downstream(reach, frozen=False).startswith("nothing trainable is free to drift")
+    assert describe_downstream(reach, frozen=True) == (
+        "frozen behind the deepest retained layer: lm_head.weight, norm.weight"
+    )
+
+
+def test_a_head_that_is_tied_to_what_is_held_is_free_all_the_same(
+    student: Any, cache: Path, new_data: Any
+) -> None:
+    """The hidden states reach the embedding, and say nothing of what the head makes of them."""
+    paligemma = student.policy.model.paligemma_with_expert.paligemma
+    paligemma.lm_head.weight = paligemma.model.language_model.embed_tokens.weight
+    tied = LANGUAGE + "embed_tokens.weight"
+    alone = reach_of(student, cache, new_data, other_student=True)
+    assert tied in alone.retained
+    assert tied in alone.free
+    both = reach_of(student, cache, new_data, "hidden+action", other_student=True)
+    assert tied in both.downstream
+    assert both.free == frozenset()
 
 
 def test_behind_an_early_layer_lie_all_the_later_ones(

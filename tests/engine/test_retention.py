@@ -15,7 +15,7 @@ from craftcli.policies.data import read_rows
 
 
 def make_retention(policy: Any, cache: Path, **settings: Any) -> Retention:
-    config = TrainConfig(**{"anchor_batch_size": 8, "steps": 10, **settings})
+    config = TrainConfig(**{"mode": "hidden", "anchor_batch_size": 8, "steps": 10, **settings})
     return open_retention(config, policy, cache)
 
 
@@ -52,7 +52,7 @@ def test_loss_is_zero_at_the_teachers_weights(teacher: Any, cache: Path, kind: L
 def test_loss_is_zero_for_every_pooling(
     teacher: Any, build: Any, tmp_path: Path, pooling: Pooling
 ) -> None:
-    path = build(tmp_path / "a.zarr", pooling=pooling, samples=16, layers="0,-1")
+    path = build(tmp_path / "a.zarr", kind="hidden", pooling=pooling, samples=16, layers="0,-1")
     retention = make_retention(teacher, path)
     assert measure(retention, 0).item() <= 1e-9
 
@@ -63,7 +63,7 @@ def test_loss_is_the_rounding_of_a_narrower_store(
 ) -> None:
     from craftcli.choices import StoreDtype
 
-    path = build(tmp_path / "a.zarr", dtype=StoreDtype(dtype))
+    path = build(tmp_path / "a.zarr", kind="hidden", dtype=StoreDtype(dtype))
     drift = measure(make_retention(teacher, path), 0).item()
     assert 0 < drift < limit
 

@@ -20,9 +20,8 @@ def weights(policy: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def make_trainer(student: Any, data: Any, cache: Path, **settings: Any) -> Trainer:
-    config = TrainConfig(
-        **{"steps": 4, "batch_size": 4, "anchor_batch_size": 4, "device": "cpu", **settings}
-    )
+    small = {"steps": 4, "batch_size": 4, "anchor_batch_size": 4, "device": "cpu"}
+    config = TrainConfig(**{**small, "mode": "hidden", **settings})
     retention = open_retention(config, student, cache) if config.retains else None
     return Trainer(config, student, data, retention, output=Path("unused"))
 

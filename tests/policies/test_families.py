@@ -19,9 +19,9 @@ from craftcli.cache.pooling import needs_action_tokens, pool, required_tokens
 from craftcli.cache.reader import CacheReader
 from craftcli.choices import Images, Kind, LossKind, Mode
 from craftcli.config import CacheConfig
+from craftcli.engine.anchor_rows import open_anchor_rows
 from craftcli.engine.anchors import AnchorSet
 from craftcli.engine.imitation import Imitation
-from craftcli.engine.reference_images import open_reference_images
 from craftcli.errors import CraftError
 from craftcli.policies.base import Features, Wanted
 from craftcli.policies.data import open_dataset, read_rows
@@ -374,7 +374,7 @@ def anchors_of(it: Opened, output: Path, stack: str, images: Images) -> AnchorSe
     reader = CacheReader.open(output)
     reread = None
     if images is Images.REFERENCE:
-        reread = open_reference_images(reader.manifest.dataset, it.checkpoint, root=None)
+        reread = open_anchor_rows(reader.manifest.dataset, it.checkpoint, root=None)
     kinds = (Kind.HIDDEN, Kind.ACTION)
     return AnchorSet(reader, batch_size=3, seed=0, kinds=kinds, images=reread)
 

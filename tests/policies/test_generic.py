@@ -137,6 +137,7 @@ def test_a_policy_without_an_adapter_is_retained_by_a_path(
     assert isinstance(teacher.adapter, OwnForwardAdapter)
     cache = built(teacher, stack=path, actions="data", layout="bds" if draws else None)
     reader = CacheReader.open(cache)
+    assert reader.manifest.kinds == ("hidden",)  # nothing else can be had, and nothing was asked
     assert (f"inputs/{SEED}" in reader.array_names()) == draws
     before = torch.get_rng_state()
     assert losses(cache, teacher)[Mode.HIDDEN] < 1e-8  # in other batches than the teacher's
@@ -146,7 +147,7 @@ def test_a_policy_without_an_adapter_is_retained_by_a_path(
 def test_gradients_reach_what_leads_to_the_layers(built: Build, unknown: Any, data: Path) -> None:
     teacher = unknown(STATE_ONLY)
     cache = built(teacher, stack="model.encoder.layers", actions="data")
-    config = TrainConfig(anchor_batch_size=3, device="cpu")
+    config = TrainConfig(mode="hidden", anchor_batch_size=3, device="cpu")
     retention = open_retention(config, teacher, cache)
     dataset = open_dataset(str(data), root=None, policy_config=teacher.policy.config)
     batch = teacher.preprocess(read_rows(dataset, [0, 1]))
@@ -257,3 +258,10 @@ def test_the_commands_need_the_path_once(
     refused = craft("train", *both, *small, "--mode", "action", "-o", "other")
     assert refused.exit_code == 1
     assert "cannot serve --mode action" in refused.stderr
+    default = craft("train", *both, *small, "-o", "default")
+    assert default.exit_code == 1
+    assert "cannot serve --mode action" in default.stderr
+    fix = " ".join(default.stderr.partition("Fix:")[2].split())
+    assert fix.endswith("or hold less: --mode hidden.")
+    held = craft("train", *both, *small, "--mode", "hidden", "-o", "default")
+    assert held.exit_code == 0, held.output

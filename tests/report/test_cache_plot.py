@@ -9,11 +9,12 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pytest
+from made.manifests import DATASET, TEACHER, make_manifest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from craftcli.cache.format import DatasetIdentity, Manifest, TeacherIdentity
+from craftcli.cache.format import Manifest
 from craftcli.cache.reader import CacheReader
 from craftcli.errors import EXIT_USAGE, CraftError
 from craftcli.report.cache_plot import STYLE, draw_cache, plot_cache
@@ -42,38 +43,27 @@ class Rows:
 def make(*, tasks: int = 3, layers: tuple[int, ...] = (1, 3, 2), rows: int = 60) -> Any:
     rng = np.random.default_rng(0)
     episode = np.arange(rows) // 2
-    manifest = Manifest(
-        complete=True,
+    manifest = make_manifest(
         rows=rows,
         rows_per_chunk=rows,
-        stack="vlm",
         layers=layers,
         layer_count=18,
         pooling="vision_text",
-        vectors=2,
         dim=4,
-        dtype="float32",
-        images="embedded",
         sampling="per_episode",
-        prompts_digest=None,
-        seed=0,
-        teacher=TeacherIdentity(
+        teacher=replace(
+            TEACHER,
             source="/home/someone/projects/robots/outputs/train/2026/pi0_fast/checkpoints/last",
             revision=None,
-            policy_type="pi0_fast",
             weights_digest="8" * 64,
-            config_digest="c",
-            processor_digest="p",
             dtype="bfloat16",
         ),
-        dataset=DatasetIdentity(
+        dataset=replace(
+            DATASET,
             repo_id="an-organisation/a_dataset_with_a_rather_long_name_no_noops",
-            root=None,
-            revision=None,
             fingerprint="8" * 64,
             episodes=rows // 2 + 10,
             frames=rows * 100,
-            selection_digest="s",
         ),
     )
     arrays = {

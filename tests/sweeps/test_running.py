@@ -26,7 +26,7 @@ SWEEP: dict[str, Any] = {
     "arm": [
         {"name": "half", "merge": {"of": "none", "alpha": 0.5}},
         {"name": "none", "train": {"mode": "none"}},
-        {"name": "hidden"},
+        {"name": "hidden", "train": {"mode": "hidden"}},
     ],
 }
 
@@ -83,7 +83,7 @@ def test_changed_settings_of_one_arm_run_that_arm_again(
     finished: tuple[Path, SweepResult, list[str]],
 ) -> None:
     folder = finished[0]
-    arms = [*SWEEP["arm"][:2], {"name": "hidden", "train": {"lambda_init": 2.0}}]
+    arms = [*SWEEP["arm"][:2], {"name": "hidden", "train": {"mode": "hidden", "lambda_init": 2.0}}]
     result, told = sweep(folder, arm=arms)
     assert told == ["train hidden, seed 0", "evaluate hidden, seed 0"]
     run = result.folder / "runs/hidden/seed-0"

@@ -35,7 +35,7 @@ def test_a_file_becomes_jobs(tmp_path: Path) -> None:
         train.mode = "none"
         [[arm]]
         name = "hidden"
-        train = { lambda_init = 2 }
+        train = { mode = "hidden", lambda_init = 2 }
         seeds = [3]
         """
     )
@@ -67,7 +67,7 @@ def test_a_grid_is_an_arm_for_every_combination() -> None:
 
 def test_arms_share_one_cache_for_all_their_modes() -> None:
     spec = spec_of(
-        {"name": "hidden"},
+        {"name": "hidden", "train": {"mode": "hidden"}},
         {"name": "action", "train": {"mode": "action"}},
         {"name": "replay", "train": {"mode": "replay"}},
         {"name": "few", "cache": {"samples": 16}},
@@ -80,6 +80,27 @@ def test_arms_share_one_cache_for_all_their_modes() -> None:
     assert few.cache not in (None, hidden.cache)
     assert l2sp.cache is None
     assert len(plan.caches) == 2
+
+
+@pytest.mark.parametrize(
+    ("arms", "kind"),
+    [
+        ([{"name": "default"}, NONE], "hidden+action"),
+        ([{"name": "tokens", "train": {"mode": "token_ce"}}], "hidden+token_ce"),
+        (
+            [
+                {"name": "hidden", "train": {"mode": "hidden"}},
+                {"name": "half", "merge": {"of": "hidden", "alpha": 0.5}},
+            ],
+            "hidden",
+        ),
+    ],
+)
+def test_a_cache_holds_what_an_arm_without_a_mode_needs(
+    arms: list[dict[str, Any]], kind: str
+) -> None:
+    (cache,) = plan_sweep(spec_of(*arms)).caches
+    assert cache.kind == kind
 
 
 def test_drift_is_measured_on_anchors_that_nothing_was_held_to() -> None:

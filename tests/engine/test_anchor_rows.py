@@ -1,4 +1,4 @@
-"""Images by reference are, bit for bit, the images that would have been embedded."""
+"""Rows read again from the dataset are, bit for bit, what the teacher saw."""
 
 import shutil
 from collections.abc import Callable
@@ -16,10 +16,10 @@ import torch
 from craftcli.cache.reader import CacheReader
 from craftcli.choices import Images
 from craftcli.config import TrainConfig
+from craftcli.engine.anchor_rows import open_anchor_rows
 from craftcli.engine.anchors import AnchorSet
 from craftcli.engine.compatibility import self_check
 from craftcli.engine.opening import open_retention
-from craftcli.engine.reference_images import open_reference_images
 from craftcli.errors import CraftError
 
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ def referring(build: Callable[..., Path], tmp_path_factory: pytest.TempPathFacto
 def test_both_give_the_same_batches(teacher: Any, cache: Path, referring: Path) -> None:
     settings = {"batch_size": 5, "seed": 3}
     identity = CacheReader.open(referring).manifest.dataset
-    images = open_reference_images(identity, teacher, root=None)
+    images = open_anchor_rows(identity, teacher, root=None)
     embedded = AnchorSet.open(cache, **settings)
     by_reference = AnchorSet.open(referring, **settings, images=images)
     for number in (0, 1, 2, 9, 3):  # in turn, and not: only the first comes from the thread
@@ -49,12 +49,12 @@ def test_several_readers_at_once_get_their_own_images(
     teacher: Any, cache: Path, referring: Path
 ) -> None:
     identity = CacheReader.open(referring).manifest.dataset
-    images = open_reference_images(identity, teacher, root=None)
-    expected = {index: images.read([index])["observation.images.top"] for index in range(24)}
+    images = open_anchor_rows(identity, teacher, root=None)
+    expected = {index: images.read_images([index])["observation.images.top"] for index in range(24)}
     with ThreadPoolExecutor(max_workers=4) as threads:
-        for index, found in zip(
-            [*expected] * 8, threads.map(lambda i: images.read([i]), [*expected] * 8), strict=True
-        ):
+        wanted = [*expected] * 8
+        read = threads.map(lambda index: images.read_images([index]), wanted)
+        for index, found in zip(wanted, read, strict=True):
             assert torch.equal(found["observation.images.top"], expected[index]), index
 
 
@@ -82,7 +82,7 @@ def test_a_dataset_that_is_gone_is_told_with_the_ways_out(
     identity = CacheReader.open(referring).manifest.dataset
     gone = replace(identity, root=str(tmp_path / "gone"))
     with pytest.raises(CraftError, match=r"not to be had.*--anchor-root"):
-        open_reference_images(gone, teacher, root=None)
+        open_anchor_rows(gone, teacher, root=None)
 
 
 def test_a_moved_dataset_is_found_by_the_root_given(
@@ -91,14 +91,14 @@ def test_a_moved_dataset_is_found_by_the_root_given(
     moved = shutil.copytree(old_data.root, tmp_path / "moved")
     identity = CacheReader.open(referring).manifest.dataset
     gone = replace(identity, root=str(tmp_path / "gone"))
-    images = open_reference_images(gone, teacher, root=str(moved))
-    assert images.read([0])["observation.images.top"].shape == (1, 3, 48, 48)
+    images = open_anchor_rows(gone, teacher, root=str(moved))
+    assert images.read_images([0])["observation.images.top"].shape == (1, 3, 48, 48)
 
 
 def test_another_dataset_is_refused(teacher: Any, referring: Path, new_data: Any) -> None:
     identity = CacheReader.open(referring).manifest.dataset
     with pytest.raises(CraftError, match=r"is not the one.*480 frames.*720 frames"):
-        open_reference_images(identity, teacher, root=str(new_data.root))
+        open_anchor_rows(identity, teacher, root=str(new_data.root))
 
 
 def test_a_changed_row_is_found_though_the_counts_agree(
@@ -115,7 +115,7 @@ def test_a_changed_row_is_found_though_the_counts_agree(
     pq.write_table(table.set_column(column, field, changed_column), file)
     identity = CacheReader.open(referring).manifest.dataset
     with pytest.raises(CraftError, match="is not the one"):
-        open_reference_images(identity, teacher, root=str(changed))
+        open_anchor_rows(identity, teacher, root=str(changed))
 
 
 def test_another_student_is_accepted_only_when_asked(

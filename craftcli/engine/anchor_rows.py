@@ -1,4 +1,4 @@
-"""Images of anchors that stayed in their dataset, as the teacher saw them."""
+"""The rows of the dataset that anchors were taken from, as the teacher saw them."""
 
 import copy
 import threading
@@ -14,8 +14,11 @@ from craftcli.policies.identity import dataset_identity
 from craftcli.policies.loading import Checkpoint
 
 
-class ReferenceImages:
-    """Reads images again from the dataset and runs them through the teacher's preprocessor."""
+class AnchorRows:
+    """Reads frames again from the dataset and runs them through the teacher's preprocessor.
+
+    For images that stayed there, and for labels, which no cache holds.
+    """
 
     def __init__(self, dataset: Any, policy: Checkpoint) -> None:
         self._dataset = remember_if_small(dataset)
@@ -31,16 +34,16 @@ class ReferenceImages:
             batch: Batch = self._preprocess(read_rows(self._dataset, dataset_indices))
         return batch
 
-    def read(self, dataset_indices: list[int]) -> dict[str, Tensor]:
+    def read_images(self, dataset_indices: list[int]) -> dict[str, Tensor]:
         """The images of these frames by input name."""
         batch = self.read_labelled(dataset_indices)
         keys = self._policy.adapter.image_keys(self._policy.policy, batch)
         return {key: batch[key] for key in keys}
 
 
-def open_reference_images(
+def open_anchor_rows(
     identity: DatasetIdentity, policy: Checkpoint, *, root: str | None
-) -> ReferenceImages:
+) -> AnchorRows:
     """Open the dataset a cache points into, and refuse another one or a changed one."""
     try:
         dataset = open_dataset(
@@ -63,4 +66,4 @@ def open_reference_images(
             f"{identity.fingerprint[:12]} ({identity.frames} frames).",
             fix="give the right one with --anchor-root, or rebuild the cache.",
         )
-    return ReferenceImages(dataset, policy)
+    return AnchorRows(dataset, policy)

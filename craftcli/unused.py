@@ -1,0 +1,57 @@
+"""Settings that were given and that the others leave without effect."""
+
+from collections.abc import Collection
+
+from craftcli.choices import Controller, Kind, Merge, Mode, OutputKind, SurgeryScope
+from craftcli.config import RetentionConfig
+from craftcli.settings import option_name
+
+_PROJECTING = (Merge.WEIGHTED, Merge.EQUAL, Merge.TASK_PRIORITY)
+# Plain fine-tuning uses these two as well.
+_WITHOUT_RETENTION = ("mode", "grad_accum")
+
+
+def unused_in_training(
+    config: RetentionConfig, given: Collection[str], *, output: OutputKind | None = None
+) -> list[str]:
+    """Which of the given settings change nothing that is trained, and what they would need.
+
+    `output` is what the policy predicts, if that is known: of tokens, --mode action has a distance
+    of its own.
+    """
+    if not config.retains:
+        names = [n for n in RetentionConfig.names() if n not in _WITHOUT_RETENTION]
+        return _told({"a --mode that retains": names}, given)
+    needs: dict[str, list[str]] = {}
+    if config.controller is not Controller.NUPI:
+        needs["--controller nupi"] = ["lambda_kp", "lambda_nu"]
+    if config.surgery is SurgeryScope.NONE:
+        needs["--surgery"] = ["conflict_threshold", "project_when"]
+    elif config.merge not in _PROJECTING:
+        needs["a --merge that projects"] = ["conflict_threshold", "project_when"]
+    if Mode.EWC not in config.modes:
+        needs["--mode ewc"] = ["fisher_samples"]
+    compares_vectors = Mode.ACTION in config.modes and output is not OutputKind.TOKENS
+    if Mode.HIDDEN not in config.modes and not compares_vectors:
+        needs["--mode hidden"] = ["loss"]
+    return _told(needs, given)
+
+
+def unused_in_building(
+    kinds: Collection[Kind], given: Collection[str], *, output: OutputKind | None
+) -> list[str]:
+    """Which of the given settings change nothing that is stored, and what they would need."""
+    if Kind.ACTION not in kinds:
+        return _told({"--kind action": ["top_k"]}, given)
+    if output is not OutputKind.TOKENS:
+        return _told({"a policy that predicts tokens": ["top_k"]}, given)
+    return []
+
+
+def _told(needs: dict[str, list[str]], given: Collection[str]) -> list[str]:
+    found = {need: [n for n in names if n in given] for need, names in needs.items()}
+    return [
+        f"{', '.join(map(option_name, names))} (without {need})"
+        for need, names in found.items()
+        if names
+    ]

@@ -1,0 +1,1 @@
+"""Caches that no policy made, for tests of the file alone."""
