@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from craftcli.choices import Mode
 from craftcli.engine.losses import RetentionLoss
+from craftcli.policies.memory import is_recomputing
 
 
 class Term(Protocol):
@@ -37,15 +38,10 @@ def evaluation_mode(policy: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in policy.modules()]
     policy.eval()
     for module, training in modes:
-        if training and _recomputes(module):
+        if training and is_recomputing(module):
             module.training = True
     try:
         yield
     finally:
         for module, training in modes:
             module.training = training
-
-
-def _recomputes(module: nn.Module) -> bool:
-    names = ("gradient_checkpointing", "gradient_checkpointing_enabled")
-    return any(getattr(module, name, False) is True for name in names)

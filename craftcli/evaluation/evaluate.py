@@ -129,7 +129,12 @@ def _against_teacher(
     device = str(next(subject.checkpoint.policy.parameters()).device)
     return compare_actions(
         subject.checkpoint,
-        open_teacher(reader.manifest, device=device),
+        open_teacher(
+            reader.manifest,
+            device=device,
+            renames=subject.checkpoint.renames,
+            trust_remote_code=subject.trust_remote_code,
+        ),
         reader,
         seed=amounts.seed,
         batch_size=amounts.batch_size,
@@ -147,6 +152,7 @@ def _losses(
             root=source.root,
             revision=source.revision,
             policy_config=subject.checkpoint.policy.config,
+            renames=subject.checkpoint.renames,
         )
         with progress(min(amounts.samples, len(dataset)), "frames") as advance:
             loss = dataset_loss(

@@ -47,6 +47,8 @@ class Subject:
     checkpoint: Checkpoint
     run: Path | None
     config: TrainConfig | None
+    trust_remote_code: bool = False
+    """Whether it was, and its teacher may be, opened with the code that comes with it."""
 
     @property
     def is_demo(self) -> bool:
@@ -138,7 +140,7 @@ def open_subject(source: str, *, device: str, trust_remote_code: bool = False) -
     config = _config_of(run) if run else None
     trusted = trust_remote_code or (config is not None and config.trust_remote_code)
     checkpoint = load_checkpoint(source, device=choose_device(device), trust_remote_code=trusted)
-    return Subject(checkpoint=checkpoint, run=run, config=config)
+    return Subject(checkpoint=checkpoint, run=run, config=config, trust_remote_code=trusted)
 
 
 def _run_of(given: Path) -> Path | None:

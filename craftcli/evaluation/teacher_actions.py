@@ -1,6 +1,6 @@
 """The student's actions beside its teacher's, for caches that do not hold the teacher's own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -21,8 +21,14 @@ ROWS = 64
 """Frames compared: a policy that decodes token by token takes its time for each."""
 
 
-def open_teacher(manifest: Manifest, *, device: str) -> Checkpoint:
-    """The teacher of a cache, if it is still where it was.
+def open_teacher(
+    manifest: Manifest,
+    *,
+    device: str,
+    renames: Mapping[str, str] | None = None,
+    trust_remote_code: bool = False,
+) -> Checkpoint:
+    """The teacher of a cache, if it is still where it was, opened as its student was.
 
     Raises:
         CraftError: it is not there, or it has changed.
@@ -31,7 +37,13 @@ def open_teacher(manifest: Manifest, *, device: str) -> Checkpoint:
     if source is None:
         raise _no_teacher(manifest, "it is no folder here")
     folder = str(TEACHER_FOLDER) if source == DEMO else source
-    teacher = load_checkpoint(folder, device=device, revision=manifest.teacher.revision)
+    teacher = load_checkpoint(
+        folder,
+        device=device,
+        revision=manifest.teacher.revision,
+        renames=renames,
+        trust_remote_code=trust_remote_code,
+    )
     matches = match_teacher(manifest, teacher_identity(teacher))
     changed = [match.field for match in matches if not match.matches]
     if changed:

@@ -1,6 +1,6 @@
 """Opening LeRobot datasets and drawing task batches from them, in LeRobot's own order."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, default_collate
 from craftcli.cache.processes import Processes
 from craftcli.errors import CraftError
 from craftcli.policies.base import Batch
+from craftcli.policies.dataset_versions import INFO_FILE, check_local_version, check_version
 
 REMEMBER_BYTES = 512 * 2**20
 
@@ -33,15 +34,18 @@ def open_dataset(
     `renames` lead from its names to the policy's.
     """
     local = root or (repo_id if Path(repo_id).is_dir() else None)
-    if local and not (Path(local) / "meta/info.json").is_file():
+    if local and not (Path(local) / INFO_FILE).is_file():
         raise CraftError(
             f"No LeRobot dataset at {local}.",
-            why="the folder has no meta/info.json.",
+            why=f"the folder has no {INFO_FILE}.",
             fix="give --dataset-root the folder that holds meta/ and data/.",
         )
+    if local:
+        check_local_version(Path(local))
     name = repo_id if root or not local else Path(local).resolve().name
     try:
         meta = LeRobotDatasetMetadata(name, root=local, revision=revision)
+        check_version(name, meta.info.codebase_version)
         check_features(policy_config, meta, renames or {})
         return LeRobotDataset(
             name,
@@ -167,7 +171,7 @@ class TaskBatches:
             persistent_workers=workers > 0,
             multiprocessing_context="spawn" if workers else None,
             pin_memory=torch.cuda.is_available(),
-            collate_fn=lerobot_collate_fn if meta.has_language_columns else None,
+            collate_fn=_collate(meta),
         )
 
     @property
@@ -187,7 +191,15 @@ class TaskBatches:
 
 def read_rows(dataset: Any, rows: list[int]) -> Batch:
     """The rows as one raw batch, in the order given."""
-    return float_images(default_collate([dataset[row] for row in rows]), dataset.meta.camera_keys)
+    meta = dataset.meta
+    return float_images(_collate(meta)([dataset[row] for row in rows]), meta.camera_keys)
+
+
+def _collate(meta: Any) -> Callable[[list[Batch]], Batch]:
+    """How rows become a batch: annotations in words, which LeRobot may add, are left out."""
+    chosen: Callable[[list[Batch]], Batch]
+    chosen = lerobot_collate_fn if meta.has_language_columns else default_collate
+    return chosen
 
 
 def float_images(batch: Batch, cameras: list[str]) -> Batch:

@@ -22,6 +22,7 @@ from craftcli.policies.base import (
 )
 from craftcli.policies.cameras import camera_images
 from craftcli.policies.draws import integer_rows, normal_rows, row_generators
+from craftcli.policies.memory import recomputes
 from craftcli.policies.taps import tap
 from craftcli.policies.tokens import (
     ACTION_IS_PAD,
@@ -119,9 +120,11 @@ class DiffusionAdapter(PolicyAdapter):
         )
         stack = self.stack(policy, wanted.stack or self.default_stack)
         output = None
-        with tap(stack, wanted.layers, stop=not wanted.output) as seen:
+        stop = not (wanted.output or recomputes(policy))
+        with tap(stack, wanted.layers, stop=stop) as seen:
             predicted = _unet(policy)(noisy, batch[TIME], global_cond=condition)
-            output = Output(values=predicted, mask=counted)
+            if wanted.output:
+                output = Output(values=predicted, mask=counted)
         if wanted.stack == CONDITIONING:
             return _condition_features(condition, wanted, output)
         # Convolutions have channels before positions.

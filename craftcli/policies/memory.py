@@ -3,6 +3,7 @@
 from typing import Any
 
 from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
+from torch import nn
 
 from craftcli.errors import EXIT_USAGE, CraftError
 
@@ -15,6 +16,9 @@ def save_memory(policy: Any) -> None:
     elif isinstance(policy.config, DiffusionConfig):
         # Its U-Net asks the configuration in every forward pass; others ask it only when built.
         policy.config.gradient_checkpointing = True
+        unet = policy.diffusion.unet
+        # Tells the engine to leave it in training mode for anchors too, or it would not recompute.
+        getattr(unet, "_orig_mod", unet).gradient_checkpointing = True
     else:
         raise CraftError(
             "This policy has no gradient checkpointing.",
@@ -23,3 +27,18 @@ def save_memory(policy: Any) -> None:
             "--grad-accum save memory too.",
             exit_code=EXIT_USAGE,
         )
+
+
+def is_recomputing(module: nn.Module) -> bool:
+    """Whether a module, when it trains, runs its layers again in the backward pass."""
+    names = ("gradient_checkpointing", "gradient_checkpointing_enabled")
+    return any(getattr(module, name, False) is True for name in names)
+
+
+def recomputes(policy: nn.Module) -> bool:
+    """Whether some layers of a policy, as it is now, are run again in the backward pass.
+
+    A forward pass must then not be stopped half-way: it would leave such a layer open, and what is
+    computed next would count as part of it.
+    """
+    return any(module.training and is_recomputing(module) for module in policy.modules())

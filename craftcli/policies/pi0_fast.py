@@ -25,6 +25,7 @@ from craftcli.policies.base import (
     PolicyAdapter,
     Wanted,
 )
+from craftcli.policies.memory import recomputes
 from craftcli.policies.taps import tap
 
 
@@ -104,7 +105,8 @@ class Pi0FastAdapter(PolicyAdapter):
         embeddings = embeddings.to(self.compute_dtype(policy))
         masks = _masks(pad_mask, image_length, action_length)
         output = None
-        with tap(self.stack(policy, "vlm"), wanted.layers, stop=not wanted.output) as hidden:
+        stop = not (wanted.output or recomputes(policy))
+        with tap(self.stack(policy, "vlm"), wanted.layers, stop=stop) as hidden:
             (states, _), _ = model.paligemma_with_expert.forward(
                 attention_mask=prepare_attention_masks_4d(attention, dtype=embeddings.dtype),
                 position_ids=torch.cumsum(pad_mask, dim=1) - 1,

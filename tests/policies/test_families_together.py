@@ -12,6 +12,7 @@ from tiny.diffusion import DIFFUSION
 from tiny.family import Family
 from tiny.multi_task_dit import FLOWED
 from tiny.pi0 import PI0
+from tiny.pi0_fast import PI0_FAST
 from tiny.pi05 import PI05
 from tiny.processes import together
 from tiny.smolvla import SMOLVLA
@@ -28,7 +29,7 @@ from craftcli.policies.loading import load_checkpoint
 
 STEPS = 5
 # Each once: the variants differ in what they compute, not in how gradients are shared.
-FAMILIES = (STATE_ONLY, DIFFUSION, VQBET, FLOWED, SMOLVLA, PI05, PI0, XVLA)
+FAMILIES = (STATE_ONLY, DIFFUSION, VQBET, FLOWED, SMOLVLA, PI05, PI0, PI0_FAST, XVLA)
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,13 @@ ROWS, SEEDS = 2, [1, 2]
 TOKENS = "observation.language.tokens"
 
 
-def batch() -> dict[str, Any]:
+def batch(*, cameras: int = 2, px: int = PX) -> dict[str, Any]:
     torch.manual_seed(1)
     tokens = torch.tensor([[3, 4, 5, 1, 0, 0, 0, 0], [6, 7, 8, 9, 10, 1, 0, 0]])
     padding = torch.zeros(ROWS, dit.HORIZON, dtype=torch.bool)
     padding[0, 5:] = True
     return {
-        **{camera: torch.rand(ROWS, 2, 3, PX, PX) for camera in CAMERAS},
+        **{camera: torch.rand(ROWS, 2, 3, px, px) for camera in CAMERAS[:cameras]},
         "observation.state": torch.randn(ROWS, 2, STATE),
         "action": torch.randn(ROWS, dit.HORIZON, ACTIONS),
         "action_is_pad": padding,
@@ -102,6 +102,25 @@ def test_times_of_flow_are_within_the_policys_range(tmp_path: Path) -> None:
     assert drawn[TIME].dtype == torch.float32
     assert ((drawn[TIME] >= 0) & (drawn[TIME] <= policy.config.timestep_sampling_s)).all()
     assert drawn[TIME].unique().numel() == ROWS
+
+
+@pytest.mark.parametrize(("px", "cameras"), [(32, 1), (64, 1), (64, 2), (96, 2)])
+def test_the_condition_is_what_the_policy_encodes(px: int, cameras: int, tmp_path: Path) -> None:
+    """Its images are no tokens of their own: one vector has a part of each."""
+    policy = dit.policy(tmp_path, cameras=cameras, px=px).eval()
+    seen = batch(cameras=cameras, px=px)
+    with torch.no_grad():
+        one = policy.observation_encoder.vision_encoder(seen[CAMERAS[0]][:, 0]).flatten(1).shape[1]
+        encoded = policy.observation_encoder.encode(policy._prepare_batch(dict(seen)))
+        none = policy.observation_encoder.conditioning_dim - 2 * cameras * one
+    drawn = ADAPTER.anchor_inputs(policy, seen, seeds=SEEDS, own_actions=False)
+    found = features(policy, drawn, "conditioning")
+    assert torch.equal(found.hidden[0], encoded.unsqueeze(1))
+    # Two steps of observations, each with every camera, the state and the text.
+    text = policy.config.hidden_dim
+    assert none == 2 * (STATE + text)
+    assert not found.masks.image.any()
+    assert found.masks.text.all()
 
 
 def test_padding_of_the_text_changes_nothing(tmp_path: Path) -> None:

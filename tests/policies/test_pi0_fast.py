@@ -24,6 +24,7 @@ from craftcli.policies.data import read_rows
 from craftcli.policies.pi0_fast import Pi0FastAdapter
 
 ALL_LAYERS = (0, 1, 2, 3)
+DTYPES = ("float32", "bfloat16")
 
 
 @pytest.fixture
@@ -169,6 +170,17 @@ def test_a_bfloat16_policy_is_tapped_in_its_own_precision(batch: dict[str, Any])
     tapped = features(policy, seen).hidden
     assert tapped[3].dtype == torch.bfloat16
     assert torch.equal(tapped[3], expected[3])
+
+
+def test_bfloat16_gives_the_same_features_to_its_precision(batch: dict[str, Any]) -> None:
+    exact, rounded = (make_policy(resolution=32, cameras=1, dtype=d) for d in DTYPES)
+    seen = with_cameras(batch, 32, 1)
+    one, two = features(exact, seen), features(rounded, seen)
+    valid = one.masks.prefix | one.masks.action
+    for layer, states in one.hidden.items():
+        assert two.hidden[layer].dtype is torch.bfloat16
+        error = (two.hidden[layer].float() - states)[valid].norm() / states[valid].norm()
+        assert 0 < error < 0.03
 
 
 @pytest.mark.parametrize(("layers", "same"), [((-2, -1), (2, 3)), ((0,), (-4,))])

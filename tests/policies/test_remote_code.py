@@ -66,3 +66,27 @@ def test_the_command_has_the_flag(marker: Path, craft: Callable[..., Any]) -> No
     assert not marker.exists()
     assert craft(*small, "--trust-remote-code").exit_code == 0
     assert marker.exists()
+
+
+def test_a_trusted_run_is_evaluated_beside_its_teacher(
+    marker: Path, craft: Callable[..., Any]
+) -> None:
+    """The teacher needs that code too, as LeRobot's own pi0_fast does."""
+    small, trust = ("--device", "cpu", "--batch-size", "2"), "--trust-remote-code"
+    built = craft("cache", "build", *small, trust, "--kind", "hidden", "--samples", "4")
+    assert built.exit_code == 0, built.output
+    flags = ("--mode", "hidden", "--anchor-batch-size", "2", "--steps", "1", "-o", "run")
+    assert craft("train", *small, *flags).exit_code == 2
+    assert craft("train", *small, trust, *flags).exit_code == 0
+    checkpoint = "run/checkpoints/last/pretrained_model"
+    shutil.copytree(checkpoint, "alone")
+    cache = ("--cache", "anchors.zarr", "--json")
+    assert craft("eval", "alone", *small, *cache).exit_code == 2
+    for evaluated in (
+        craft("eval", "alone", *small, *cache, trust),
+        craft("eval", "run", *small, *cache),  # trusted when it was trained
+    ):
+        assert evaluated.exit_code == 0, evaluated.output
+        found = json.loads(evaluated.stdout)
+        assert found["drift"]["action"]["kind"] == "chunk_nmse"
+        assert found["left_out"] == []

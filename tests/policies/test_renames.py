@@ -1,5 +1,6 @@
 """Datasets that call things otherwise than the policy does."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -70,6 +71,19 @@ def test_build_and_train_with_a_rename_and_resume_without(
     last.symlink_to("000002")
     resumed = craft("train", "--resume", "run")
     assert resumed.exit_code == 0, resumed.output
+    # The map is known to the run: for both datasets, and for the teacher when it is asked to act.
+    states = craft(
+        *("cache", "build", *fixed, "--dataset", data["ours"], "--samples", "8"),
+        *("--kind", "hidden", "-o", "states.zarr"),
+    )
+    assert states.exit_code == 0, states.output
+    for more in ((), ("--cache", "states.zarr")):
+        evaluated = craft("eval", "run", "--device", "cpu", "--samples", "4", *more, "--json")
+        assert evaluated.exit_code == 0, evaluated.output
+        found = json.loads(evaluated.stdout)
+        assert found["left_out"] == []
+        assert found["drift"]["action"]["kind"] == ("chunk_nmse" if more else "nmse")
+        assert len(found["losses"]) == (0 if more else 2)
     other = ("--policy", policy, "--device", "cpu", "--dataset", data["ours"])
     refused = craft("train", *other, *steps, "-o", "other")
     assert refused.exit_code == 1

@@ -112,6 +112,24 @@ def test_a_mixed_policy_is_stored_in_the_wider_precision(vlm_folder: Path) -> No
     assert ADAPTER.compute_dtype(policy) is torch.bfloat16
 
 
+@pytest.mark.parametrize("parts", [("vlm",), ("vlm", "lm_expert")], ids="-".join)
+@pytest.mark.parametrize("stack", ["vlm", "expert"])
+def test_bfloat16_gives_the_same_features_to_its_precision(
+    vlm_folder: Path, parts: tuple[str, ...], stack: str
+) -> None:
+    """LeRobot loads the language model in it, and the expert as it was saved."""
+    exact, rounded = (smolvla.policy(vlm_folder).eval() for _ in range(2))
+    for part in parts:
+        getattr(rounded.model.vlm_with_expert, part).to(torch.bfloat16)
+    wanted = Wanted(stack=stack, layers=(0, 3))
+    with torch.no_grad():
+        one, two = (ADAPTER.features(p, anchors(p), wanted) for p in (exact, rounded))
+    valid = one.masks.prefix | one.masks.action
+    for layer, states in one.hidden.items():
+        error = (two.hidden[layer].float() - states)[valid].norm() / states[valid].norm()
+        assert 0 < error < 0.03
+
+
 def test_a_row_may_lack_a_camera(vlm_folder: Path) -> None:
     policy = smolvla.policy(vlm_folder).eval()
     batch = anchors(policy)

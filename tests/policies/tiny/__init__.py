@@ -5,6 +5,7 @@ from tiny.diffusion import DIFFUSION
 from tiny.family import Family
 from tiny.multi_task_dit import DIFFUSED, FLOWED
 from tiny.pi0 import PI0
+from tiny.pi0_fast import PI0_FAST
 from tiny.pi05 import PI05
 from tiny.smolvla import SMOLVLA
 from tiny.vqbet import VQBET
@@ -20,5 +21,6 @@ FAMILIES: tuple[Family, ...] = (
     SMOLVLA,
     PI05,
     PI0,
+    PI0_FAST,
     XVLA,
 )

@@ -1,9 +1,10 @@
-"""Configurations of small pi05 and pi0 policies, registered as LeRobot's plug-ins are."""
+"""Configurations of small pi05, pi0 and pi0_fast policies, registered as LeRobot's plug-ins are."""
 
 from dataclasses import dataclass
 
 from lerobot.configs import PreTrainedConfig
 from lerobot.policies.pi0.configuration_pi0 import PI0Config
+from lerobot.policies.pi0_fast.configuration_pi0_fast import PI0FastConfig
 from lerobot.policies.pi05.configuration_pi05 import PI05Config
 
 
@@ -31,3 +32,9 @@ class TinyPI05Config(PI05Config, Sizes):
 @dataclass
 class TinyPI0Config(PI0Config, Sizes):
     """pi0 with every width made small."""
+
+
+@PreTrainedConfig.register_subclass("craft_small_pi0_fast")
+@dataclass
+class SmallPI0FastConfig(PI0FastConfig, Sizes):
+    """pi0_fast with every width made small; the demo's own has one camera and short prompts."""

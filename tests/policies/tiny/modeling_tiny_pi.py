@@ -1,14 +1,19 @@
-"""LeRobot's own pi05 and pi0 classes, built with a small PaliGemma and a small expert."""
+"""LeRobot's own pi05, pi0 and pi0_fast classes, with a small PaliGemma and a small expert."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
 from lerobot.policies.pi0 import modeling_pi0
+from lerobot.policies.pi0_fast import modeling_pi0_fast
 from lerobot.policies.pi05 import modeling_pi05
 
-from tiny.configuration_tiny_pi import Sizes, TinyPI0Config, TinyPI05Config
+from tiny.configuration_tiny_pi import (
+    SmallPI0FastConfig,
+    TinyPI0Config,
+    TinyPI05Config,
+)
 
 
 class TinyPI05Policy(modeling_pi05.PI05Policy):
@@ -33,11 +38,22 @@ class TinyPI0Policy(modeling_pi0.PI0Policy):
             super().__init__(config, **kwargs)
 
 
+class SmallPI0FastPolicy(modeling_pi0_fast.PI0FastPolicy):
+    """pi0_fast, unchanged but for its sizes."""
+
+    config_class = SmallPI0FastConfig
+    name = "craft_small_pi0_fast"
+
+    def __init__(self, config: SmallPI0FastConfig, **kwargs: Any) -> None:
+        with _small(modeling_pi0_fast, config):
+            super().__init__(config, **kwargs)
+
+
 @contextmanager
-def _small(module: Any, sizes: Sizes) -> Iterator[None]:
+def _small(module: Any, sizes: Any) -> Iterator[None]:
     """While the constructor runs, the sizes that LeRobot hard-codes are those given."""
     vlm_class = module.PaliGemmaForConditionalGenerationWithPiGemma
-    expert_class = module.PiGemmaForCausalLM
+    expert_class = getattr(module, "PiGemmaForCausalLM", None)  # pi0_fast has none
 
     def variant(name: str) -> Any:
         return module.GemmaConfig(
@@ -57,15 +73,18 @@ def _small(module: Any, sizes: Sizes) -> Iterator[None]:
         config.vocab_size = sizes.vocab_size
         return expert_class(config=config)
 
-    with (
-        patch.object(module, "get_gemma_config", variant),
-        patch.object(module, "PaliGemmaForConditionalGenerationWithPiGemma", vlm),
-        patch.object(module, "PiGemmaForCausalLM", expert),
-    ):
+    small = {
+        "get_gemma_config": variant,
+        "PaliGemmaForConditionalGenerationWithPiGemma": vlm,
+        **({"PiGemmaForCausalLM": expert} if expert_class else {}),
+    }
+    with ExitStack() as patches:
+        for name, replacement in small.items():
+            patches.enter_context(patch.object(module, name, replacement))
         yield
 
 
-def _shrink(config: Any, sizes: Sizes) -> None:
+def _shrink(config: Any, sizes: Any) -> None:
     config._vocab_size = config.image_token_index = config.image_token_id = sizes.vocab_size
     config.projection_dim = sizes.width
     config.text_config.vocab_size = sizes.vocab_size
@@ -76,3 +95,5 @@ def _shrink(config: Any, sizes: Sizes) -> None:
     vision.num_hidden_layers = sizes.vision_depth
     vision.num_attention_heads = 4
     vision.patch_size = sizes.patch_px
+    # LeRobot's pi0_fast forgets to pass on the size of its images.
+    vision.image_size = sizes.image_resolution[0]

@@ -19,13 +19,13 @@ from transformers import (
 
 from craftcli.policies.base import NOISE, TIME
 from tiny.family import SEED, Family, hooked, keyword_of, own_forward
-from tiny.world import CAMERAS, TASKS, input_features, output_features, save
+from tiny.world import CAMERAS, PX, TASKS, input_features, output_features, save
 
 HORIZON, STEPS = 8, 6
 WORDS = ["<pad>", "<eos>", "<unk>", *sorted({word for task in TASKS for word in task.split()})]
 
 
-def write_clip(root: Path) -> tuple[Path, Path]:
+def write_clip(root: Path, px: int = PX) -> tuple[Path, Path]:
     """Both halves of a tiny CLIP, as the policy opens them by name; the text one has its words."""
     shape = {
         "hidden_size": 16,
@@ -36,7 +36,7 @@ def write_clip(root: Path) -> tuple[Path, Path]:
     }
     torch.manual_seed(0)
     vision, text = root / "clip-vision", root / "clip-text"
-    CLIPVisionModel(CLIPVisionConfig(**shape, image_size=64, patch_size=16)).save_pretrained(vision)
+    CLIPVisionModel(CLIPVisionConfig(**shape, image_size=px, patch_size=16)).save_pretrained(vision)
     CLIPTextModel(
         CLIPTextConfig(
             **shape,
@@ -57,14 +57,14 @@ def write_clip(root: Path) -> tuple[Path, Path]:
     return vision, text
 
 
-def policy(root: Path, **settings: Any) -> MultiTaskDiTPolicy:
-    vision, text = write_clip(root)
+def policy(root: Path, *, cameras: int = 2, px: int = PX, **settings: Any) -> MultiTaskDiTPolicy:
+    vision, text = write_clip(root, px)
     torch.manual_seed(0)
     made = MultiTaskDiTPolicy(
         MultiTaskDiTConfig(
             device="cpu",
             push_to_hub=False,
-            input_features=input_features(cameras=2),
+            input_features=input_features(cameras=cameras, px=px),
             output_features=output_features(),
             vision_encoder_name=str(vision),
             text_encoder_name=str(text),

@@ -11,6 +11,7 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from lerobot.policies.factory import make_pre_post_processors
 
 CAMERAS = ("observation.images.front", "observation.images.wrist")
+DEPTH, _IS_DEPTH = "observation.images.depth", {"is_depth_map": True}
 PX, STATE, ENV, ACTIONS = 64, 4, 3, 3
 EPISODES, FRAMES = 2, 8
 SEED = 5
@@ -23,19 +24,27 @@ _VECTORS = {
 TASKS = ("push the red block", "lift the blue cup up")
 
 
-def write_dataset(root: Path) -> Path:
-    """A LeRobotDataset of two cameras, both kinds of state, actions and two tasks."""
+def write_dataset(
+    root: Path, *, seed: int = SEED, videos: bool = False, depth: bool = False
+) -> Path:
+    """A LeRobotDataset of two cameras, both kinds of state, actions and two tasks.
+
+    `depth` adds a camera of depth, which no policy here reads.
+    """
+    dtype = "video" if videos else "image"
     features: dict[str, dict[str, Any]] = {
-        camera: {"dtype": "image", "shape": (PX, PX, 3), "names": ["height", "width", "channels"]}
+        camera: {"dtype": dtype, "shape": (PX, PX, 3), "names": ["height", "width", "channels"]}
         for camera in CAMERAS
     }
+    if depth:
+        features[DEPTH] = {**features[CAMERAS[0]], "shape": (PX, PX, 1), "info": _IS_DEPTH}
     for name, size in _VECTORS.items():
         names = [f"{name}_{i}" for i in range(size)]
         features[name] = {"dtype": "float32", "shape": (size,), "names": names}
     dataset = LeRobotDataset.create(
-        "tiny/world", fps=10, features=features, root=root, use_videos=False
+        "tiny/world", fps=10, features=features, root=root, use_videos=videos
     )
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(seed)
     for episode in range(EPISODES):
         for _ in range(FRAMES):
             frame: dict[str, Any] = {
@@ -43,6 +52,8 @@ def write_dataset(root: Path) -> Path:
             }
             for camera in CAMERAS:
                 frame[camera] = rng.integers(0, 256, (PX, PX, 3), dtype=np.uint8)
+            if depth:
+                frame[DEPTH] = rng.integers(200, 4000, (PX, PX, 1), dtype=np.uint16)
             dataset.add_frame({**frame, "task": TASKS[episode % len(TASKS)]})
         dataset.save_episode()
     dataset.finalize()

@@ -1,0 +1,98 @@
+"""The commands in turn, for policies of every family, saved by LeRobot, on LeRobot's datasets."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny.act import ACT
+from tiny.diffusion import DIFFUSION
+from tiny.family import Family
+from tiny.multi_task_dit import FLOWED
+from tiny.pi0 import PI0
+from tiny.pi0_fast import PI0_FAST
+from tiny.pi05 import PI05
+from tiny.smolvla import SMOLVLA
+from tiny.vqbet import VQBET
+from tiny.world import write_dataset
+from tiny.xvla import XVLA
+from typer.testing import CliRunner
+
+from craftcli.cli.app import app
+
+FAMILIES = (SMOLVLA, PI05, ACT, DIFFUSION, PI0_FAST, PI0, XVLA, FLOWED, VQBET)
+REMEMBER = (DIFFUSION, FLOWED, VQBET)
+"""They act on several observations, of which a row of a cache has the last one to act on."""
+SAMPLES, STEPS = 6, 3
+SMALL = ("--device", "cpu", "--batch-size", "2")
+
+families = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """An old and a new dataset."""
+    folder = tmp_path_factory.mktemp("data")
+    return write_dataset(folder / "old"), write_dataset(folder / "new", seed=6)
+
+
+def run(*arguments: Any) -> Any:
+    """What a command says as JSON."""
+    command = [*map(str, arguments), *SMALL, "--json"]
+    result = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def build(policy: Path, old: Path, cache: Path, kind: str) -> Any:
+    return run(
+        *("cache", "build", "--policy", policy, "--dataset", old, "--samples", SAMPLES),
+        *("--kind", kind, "--output", cache),
+    )
+
+
+@families
+def test_build_train_and_eval(
+    family: Family, data: tuple[Path, Path], tmp_path: Path, craft: Callable[..., Any]
+) -> None:
+    old, new = data
+    policy = family.make(tmp_path / "policy")
+    both, states = tmp_path / "both.zarr", tmp_path / "states.zarr"
+    built = build(policy, old, both, "hidden+action")
+    assert built["rows"] == SAMPLES
+    trained = run(
+        *("train", "--mode", "hidden", "--policy", policy, "--dataset", new, "--cache", both),
+        *("--anchor-batch-size", "2", "--steps", STEPS, "--lr", "1e-3", "--output", "trained"),
+    )
+    assert trained["last"]["step"] == STEPS
+    assert trained["last"]["mode"] == "hidden"
+
+    found = run("eval", "trained", "--samples", "4")
+    assert found["left_out"] == []
+    drift = found["drift"]
+    assert drift["rows"] == drift["shared_rows"] == SAMPLES
+    assert drift["layers"]
+    assert all(0 < layer["nmse"] < math.inf for layer in drift["layers"])
+    assert all(0 < layer["cka"] <= 1 + 1e-6 for layer in drift["layers"])
+    assert drift["action"]["kind"] == ("kl" if family is PI0_FAST else "nmse")
+    assert 0 < drift["action"]["value"] < math.inf
+    assert {loss["group"]: loss["dataset"] for loss in found["losses"]} == {
+        "old": "old",
+        "new": "new",
+    }
+    assert all(math.isfinite(loss["mean"]) for loss in found["losses"])
+    assert all(math.isfinite(mean) for loss in found["losses"] for mean in loss["by_task"].values())
+
+    # Without the teacher's outputs in the cache, the teacher itself is asked to act.
+    build(policy, old, states, "hidden")
+    asked = run("eval", "trained", "--cache", states)
+    assert asked["drift"]["layers"]
+    if family in REMEMBER:
+        assert asked["drift"]["action"] is None
+        (reason,) = asked["left_out"]
+        assert "acts on what it saw before" in reason
+    else:
+        assert asked["drift"]["action"]["kind"] == "chunk_nmse"
+        assert 0 <= asked["drift"]["action"]["value"] < math.inf
