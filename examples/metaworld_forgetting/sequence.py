@@ -44,6 +44,8 @@ TASKS = (
     "drawer-open-v3",
     "window-open-v3",
 )
+STEPS = 1000
+"""For each of the tasks."""
 FAMILY = "act"
 NAME = "sequence-act"
 # What replay was tuned to on the pairs; its anchors come with the experts' labels.
@@ -84,8 +86,8 @@ class Sequence:
             options = [*options, "--cache", str(self._anchors(policy, number))]
         craft(
             *("train", "--policy", policy, "--dataset", self._data / TASKS[number], "-o", run),
-            *("--steps", self._extent.steps, "--batch-size", 32, "--lr", self._extent.lr),
-            *("--lr-schedule", "cosine"),
+            *("--steps", min(STEPS, self._extent.steps), "--batch-size", 32),
+            *("--lr", self._extent.lr, "--lr-schedule", "cosine"),
             *("--seed", self.seed, "--save-every", 0, "--log-every", 100, "--overwrite"),
             *options,
         )

@@ -66,7 +66,6 @@ def main(samples: int = 640, batch_size: int = 32, rounds: int = 2, width: int =
                 "layers": layers,
                 "pooling": pooling,
                 "actions": actions,
-                "kind": "hidden",
             }
             told = f"layers {layers}, {pooling}, actions of the {actions}"
             output = Path(scratch) / "a.zarr"

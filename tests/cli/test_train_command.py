@@ -161,7 +161,7 @@ def test_log_lines_carry_retention_whatever_the_two_cadences(
 
 def test_a_projection_is_marked_in_the_log(cache: Path, tmp_path: Path) -> None:
     # With this threshold every cosine is a conflict, once the student has left its teacher.
-    more = ("--retention-every", 1, "--conflict-threshold", 1)
+    more = ("--retention-every", 1, "--conflict-threshold", 1, "--project-when", "conflict")
     lines = train("--cache", cache, "-o", tmp_path / "run", *more).stdout.splitlines()
     assert next(line for line in lines if line.startswith("Step 2/2")).endswith(" | conflict=✓")
 

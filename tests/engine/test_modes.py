@@ -205,7 +205,7 @@ def test_one_constraint_holds_the_mean(student: Any, new_data: Any, anchors: Pat
         {"surgery": "per_group"},
         {"surgery": "none"},
         {"merge": "upgrad"},
-        {"project_when": "violated"},
+        {"project_when": "conflict"},
     ],
     ids=str,
 )
@@ -224,7 +224,7 @@ def test_every_way_of_merging_leaves_finite_gradients(
     assert all(p.grad is None or p.grad.isfinite().all() for p in student.policy.parameters())
 
 
-def test_only_a_violated_budget_projects_when_asked_so(
+def test_only_a_violated_budget_projects(
     student: Any, new_data: Any, anchors: Path
 ) -> None:
     seen = {}
@@ -233,7 +233,6 @@ def test_only_a_violated_budget_projects_when_asked_so(
             student,
             anchors,
             "hidden",
-            project_when="violated",
             epsilon_start=epsilon,
             conflict_threshold=1.0,
         )

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from craftcli.engine.reference_images import open_reference_images
 from lerobot.annotations.steerable_pipeline.writer import LanguageColumnsWriter, speech_atom
 from lerobot.datasets.language import language_feature_info
 from tiny import smolvla
@@ -17,7 +18,6 @@ from tiny.world import write_dataset
 
 from craftcli.cache.reader import CacheReader
 from craftcli.engine.anchors import AnchorSet
-from craftcli.engine.reference_images import open_reference_images
 from craftcli.errors import CraftError
 from craftcli.policies.data import open_dataset
 from craftcli.policies.dataset_versions import check_version
