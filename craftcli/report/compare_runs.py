@@ -49,6 +49,8 @@ class RunRecord:
     arm: str | None = None
     """The name that a sweep gave it."""
     seed: int | None = None
+    curve: str | None = None
+    """What it is a point of, where a sweep moved a setting along."""
 
 
 def read_sources(sources: Sequence[Path]) -> list[RunRecord]:
@@ -112,7 +114,8 @@ def _read_sweep(folder: Path) -> list[RunRecord]:
         own = folder / entry["folder"]
         # A sweep that is still under way has folders to come.
         if own.is_dir() and any(own.iterdir()):
-            records.append(replace(read_record(own), arm=entry["arm"], seed=entry["seed"]))
+            named = {name: entry.get(name) for name in ("arm", "seed", "curve")}
+            records.append(replace(read_record(own), **named))
     if not records:
         raise CraftError(
             f"The sweep {folder} has nothing to compare.",

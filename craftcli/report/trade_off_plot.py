@@ -29,6 +29,7 @@ def draw_trade_off(comparison: Comparison) -> Picture | None:
     axes, names = figure.subplots(1, 2, width_ratios=(1.25, 1))
     _prepare(axes)
     limits = _draw_limits(axes, comparison)
+    _draw_curves(axes, drawn)
     places = spread_out([_place(row) for row in drawn])
     for row, place in zip(drawn, places, strict=True):
         _draw_arm(axes, row, place)
@@ -90,6 +91,18 @@ def _draw_limits(axes: Axes, comparison: Comparison) -> list[str]:
         axes.axvline(new.mean, **line)
         drawn.append("plain fine-tuning on the new")
     return drawn
+
+
+def _draw_curves(axes: Axes, rows: Sequence[ArmFigures]) -> None:
+    """Join the arms that differ only in a setting that a sweep moved, in its order."""
+    curves: dict[str, list[ArmFigures]] = {}
+    for row in rows:
+        if curve := row.arm.runs[0].curve:
+            curves.setdefault(curve, []).append(row)
+    for members in curves.values():
+        x, y = zip(*(_place(row) for row in members), strict=True)
+        own = colour(members[0].arm)
+        axes.plot(x, y, color=own, linewidth=2.5, alpha=0.35, zorder=1.5)
 
 
 def _draw_arm(axes: Axes, row: ArmFigures, place: tuple[float, float]) -> None:

@@ -149,16 +149,21 @@ def _write_index(spec: SweepSpec, plan: SweepPlan) -> None:
     """Say which folder is which arm, for reports."""
     jobs = {(job.arm, job.seed): job for job in plan.runs}
     # Merges are made last, and shown where the file has them.
-    order = [jobs[arm.name, seed] for arm in spec.arms for seed in arm.seeds or spec.seeds]
+    order = [(arm, jobs[arm.name, seed]) for arm in spec.arms for seed in arm.seeds or spec.seeds]
     index = {
         "title": spec.title,
         "old": list(spec.old),
         "new": list(spec.new),
         "runs": [
-            {"arm": TEACHER, "seed": None, "folder": TEACHER},
+            {"arm": TEACHER, "seed": None, "folder": TEACHER, "curve": None},
             *(
-                {"arm": j.arm, "seed": j.seed, "folder": str(j.folder.relative_to(spec.output))}
-                for j in order
+                {
+                    "arm": job.arm,
+                    "seed": job.seed,
+                    "folder": str(job.folder.relative_to(spec.output)),
+                    "curve": arm.curve,
+                }
+                for arm, job in order
             ),
         ],
     }

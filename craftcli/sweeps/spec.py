@@ -55,6 +55,8 @@ class ArmSpec:
     seeds: tuple[int, ...] | None = None
     """None for the sweep's."""
     merge: MergeSpec | None = None
+    curve: str | None = None
+    """The entry whose grid it is a point of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +149,7 @@ def _arms(entry: Mapping[str, Any]) -> list[ArmSpec]:
         "cache": entry.get("cache", {}),
         "seeds": tuple(entry["seeds"]) if "seeds" in entry else None,
         "merge": merge and MergeSpec(**merge),
+        "curve": entry["name"] if entry.get("grid") else None,
     }
     grid: Mapping[str, Sequence[Any]] = entry.get("grid", {})
     arms = []

@@ -224,9 +224,7 @@ def test_every_way_of_merging_leaves_finite_gradients(
     assert all(p.grad is None or p.grad.isfinite().all() for p in student.policy.parameters())
 
 
-def test_only_a_violated_budget_projects(
-    student: Any, new_data: Any, anchors: Path
-) -> None:
+def test_only_a_violated_budget_projects(student: Any, new_data: Any, anchors: Path) -> None:
     seen = {}
     for epsilon in (0.0, 1e9):
         retention = retention_of(

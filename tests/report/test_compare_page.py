@@ -16,7 +16,7 @@ from craftcli.errors import CraftError
 from craftcli.report.compare import Comparison, compare_records
 from craftcli.report.compare_files import write_report
 from craftcli.report.compare_runs import Roles
-from craftcli.report.trade_off_plot import _MARKER, spread_out
+from craftcli.report.trade_off_plot import _MARKER, draw_trade_off, spread_out
 
 type Make = Callable[..., Any]
 
@@ -92,6 +92,20 @@ def test_many_arms_are_drawn(run_of: Make, tmp_path: Path) -> None:
     runs = [run_of("hidden", old=1.0, new=1.0, arm=f"arm {i}") for i in range(8)]
     written = write_report(compare_records(runs, Roles()), tmp_path / "report", title="x")
     assert all(file.is_file() for file in written.files)
+
+
+def test_points_of_one_sweep_are_joined_in_its_order(run_of: Make) -> None:
+    points = [(1.0, 0.2), (0.3, 0.9), (0.6, 0.5)]
+    runs = [
+        run_of("hidden", old=old, new=new, arm=f"ε {i}", curve="ε")
+        for i, (old, new) in enumerate(points)
+    ]
+    runs.append(run_of("action", old=0.5, new=0.5, arm="alone"))
+    picture = draw_trade_off(compare_records(runs, Roles()))
+    assert picture is not None
+    lines = [line.get_xydata().tolist() for line in picture.axes[0].get_lines()]
+    (curve,) = (line for line in lines if len(line) > 2)
+    assert curve == [[new, old] for old, new in points]
 
 
 def test_a_folder_of_something_else_is_left_alone(comparison: Comparison, tmp_path: Path) -> None:
