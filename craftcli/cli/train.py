@@ -114,7 +114,7 @@ def _summary(trainer: "Trainer", result: "RunResult", seconds: float) -> dict[st
 def _prepare_retention(opened: "OpenedRun", retention: "Retention", output: Output) -> None:
     """Show that the constraint is real before the first step, or stop."""
     from craftcli.engine.preparation import prepare
-    from craftcli.engine.reach import describe_downstream
+    from craftcli.engine.reach import describe_downstream, describe_idle
 
     config = opened.config
     if retention.anchors is not None:
@@ -132,6 +132,9 @@ def _prepare_retention(opened: "OpenedRun", retention: "Retention", output: Outp
         output.say(f"L_ret at the teacher's weights: {check.drift:.2g} (0 to rounding)")
     held, trained = len(reach.retained), len(reach.trainable)
     output.say(f"Retention reaches {held} of {trained} trainable tensors")
+    idle = describe_idle(reach)
+    if idle:
+        output.warn(f"{idle}.")
     described = describe_downstream(reach, frozen=config.freeze_downstream)
     if reach.free and not config.freeze_downstream:
         output.warn(f"{described}; --freeze-downstream or --mode hidden+action holds them.")

@@ -14,6 +14,7 @@ from craftcli.engine.opening import open_retention
 from craftcli.engine.peak_memory import peak_memory_bytes
 from craftcli.engine.reach import (
     describe_downstream,
+    describe_idle,
     describe_trainable,
     find_reach,
     freeze,
@@ -131,10 +132,12 @@ class DryRun:
         require_reach(reach)
         if self.config.freeze_downstream:
             freeze(student.policy, reach.downstream)
+        idle = describe_idle(reach)
         return (
             f"{len(reach.retained)} of {len(reach.trainable)} trainable tensors: "
             f"{describe_trainable(student.policy, reach)}; "
             + describe_downstream(reach, frozen=self.config.freeze_downstream)
+            + (f"; {idle}" if idle else "")
         )
 
     @property

@@ -73,15 +73,15 @@ class Imitation:
                 found[Mode.TOKEN_CE] = RetentionLoss(tokens, {})
         return found
 
-    def probe(self) -> Tensor:
-        """A number that depends on all that is compared, with a gradient that is not 0.
+    def probe(self, mode: Mode) -> Tensor:
+        """A number that depends on all that a mode compares, with a gradient that is not 0.
 
         At the teacher's weights the losses and their gradients are 0.
         """
         features = self.features(self.anchors.batch(0, next(self._policy.parameters()).device))
         arbitrary = torch.Generator().manual_seed(0)
-        compared = list(self.states(features).values()) if Mode.HIDDEN in self.modes else []
-        if features.output is not None:
+        compared = list(self.states(features).values()) if mode is Mode.HIDDEN else []
+        if mode is not Mode.HIDDEN and features.output is not None:
             compared.append(features.output.values.float())
         sums = [
             (values * torch.randn(values.shape, generator=arbitrary).to(values.device)).sum()

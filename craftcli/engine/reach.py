@@ -30,6 +30,8 @@ class Reach:
     """The task gradient reaches them on a way that does not pass the deepest retained layer."""
     free: frozenset[str]
     """Those among them that no output and no weight's distance holds either."""
+    idle: tuple[Mode, ...] = ()
+    """Modes whose own gradient reaches none: what they hold is frozen."""
 
 
 def find_reach(
@@ -39,18 +41,23 @@ def find_reach(
     trainable = {name: p for name, p in policy.named_parameters() if p.requires_grad}
     downstream: frozenset[str] = frozenset()
     with _nothing_at_zero(trainable.values()):
-        probes = {term.modes: _touched(term.probe(), trainable) for term in retention.terms}
+        probes = {
+            mode: _touched(term.probe(mode), trainable)
+            for term in retention.terms
+            for mode in term.modes
+        }
         if retention.anchors is not None and Mode.HIDDEN in retention.modes:
             manifest = retention.anchors.manifest
             stack = adapter.stack(policy, manifest.stack)
             downstream = _behind(stack, max(manifest.layers), policy, trainable, task_batch)
     # A weight tied to one before the layer is reached by the hidden states, and yet free behind it.
-    held = [names for modes, names in probes.items() if modes != (Mode.HIDDEN,)]
+    held = [names for mode, names in probes.items() if mode is not Mode.HIDDEN]
     return Reach(
         trainable=frozenset(trainable),
         retained=frozenset().union(*probes.values()),
         downstream=downstream,
         free=downstream.difference(*held),
+        idle=tuple(mode for mode, names in probes.items() if not names),
     )
 
 
@@ -97,6 +104,17 @@ def require_reach(reach: Reach) -> None:
             fix="retain a later layer or stack, or train the part of the policy that is retained.",
             exit_code=EXIT_CHECK_FAILED,
         )
+
+
+def describe_idle(reach: Reach) -> str | None:
+    """Which modes change nothing, though others do, and what to do about it."""
+    if not reach.idle:
+        return None
+    names = ", ".join(reach.idle)
+    return (
+        f"{names} reaches none of the trainable tensors and holds nothing: choose another --stack "
+        "or later --layers in craft cache build, or leave it out of --mode"
+    )
 
 
 def describe_trainable(policy: nn.Module, reach: Reach) -> str:

@@ -25,7 +25,7 @@ class Replay:
         loss, _ = self._policy(self._data.read_labelled(self.anchors.frames(number)))
         return {Mode.REPLAY: RetentionLoss(loss.float(), {})}
 
-    def probe(self) -> Tensor:
+    def probe(self, mode: Mode) -> Tensor:
         """A number that depends on all that is compared."""
         loss: Tensor = self.losses(0)[Mode.REPLAY].total
         return loss

@@ -23,8 +23,8 @@ class Term(Protocol):
         """The loss of each mode on the anchor batch of that number, with gradients."""
         ...
 
-    def probe(self) -> Tensor:
-        """A number that depends on all that is compared, to see which parameters it reaches."""
+    def probe(self, mode: Mode) -> Tensor:
+        """A number that depends on all that a mode compares, to see which parameters it reaches."""
         ...
 
 

@@ -55,7 +55,7 @@ class WeightDistance:
             parts[f"{part}/"][own] = value
         return cls(policy, parts[_REFERENCE], parts[_IMPORTANCE] if mode is Mode.EWC else None)
 
-    def probe(self) -> Tensor:
+    def probe(self, mode: Mode) -> Tensor:
         """A number that depends on all that is compared."""
         parameters = [p for p in self._policy.parameters() if p.requires_grad]
         return torch.stack([p.float().sum() for p in parameters]).sum()

@@ -2,11 +2,13 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import smolvla
 from tiny.act import ACT
 from tiny.diffusion import DIFFUSION
 from tiny.family import Family
@@ -16,7 +18,7 @@ from tiny.pi0_fast import PI0_FAST
 from tiny.pi05 import PI05
 from tiny.smolvla import SMOLVLA
 from tiny.vqbet import VQBET
-from tiny.world import write_dataset
+from tiny.world import save, write_dataset
 from tiny.xvla import XVLA
 from typer.testing import CliRunner
 
@@ -89,10 +91,34 @@ def test_build_train_and_eval(
     build(policy, old, states, "hidden")
     asked = run("eval", "trained", "--cache", states)
     assert asked["drift"]["layers"]
-    if family in REMEMBER:
-        assert asked["drift"]["action"] is None
-        (reason,) = asked["left_out"]
-        assert "acts on what it saw before" in reason
+    action = asked["drift"]["action"]
+    assert (action is None) == bool(asked["left_out"])  # compared, or told why not
+    if family not in REMEMBER:
+        assert action["kind"] == "chunk_nmse"
+        assert 0 <= action["value"] < math.inf
+
+
+@pytest.mark.parametrize(("mode", "code"), [("hidden", 3), ("hidden+action", 0)])
+def test_a_frozen_stack_is_told(
+    mode: str, code: int, data: tuple[Path, Path], tmp_path: Path, craft: Callable[..., Any]
+) -> None:
+    """By default smolvla trains its expert alone, and the state's projection before both."""
+    old, new = data
+    vlm = smolvla.write_vlm(tmp_path / "vlm")
+    policy = save(tmp_path / "policy", smolvla.policy(vlm, train_state_proj=False))
+    run(
+        *("cache", "build", "--policy", policy, "--dataset", old, "--samples", SAMPLES),
+        *("--kind", "hidden+action", "--stack", "vlm", "--output", "frozen.zarr"),
+    )
+    training = ("--policy", policy, "--dataset", new, "--cache", "frozen.zarr", "--mode", mode)
+    small = (*SMALL, "--anchor-batch-size", "2", "--steps", "1")
+    trained = craft("train", *training, *small)
+    assert trained.exit_code == code, trained.output
+    dry = craft("dryrun", *training, *small)
+    assert dry.exit_code == code, dry.output
+    if code:
+        assert "Retention would do nothing" in trained.stderr
+        assert re.search(r"reaches none of the \d+ trainable tensors", trained.stderr)
     else:
-        assert asked["drift"]["action"]["kind"] == "chunk_nmse"
-        assert 0 <= asked["drift"]["action"]["value"] < math.inf
+        assert "hidden reaches none of the trainable tensors" in trained.stderr
+        assert "hidden reaches none of the trainable tensors" in dry.stdout

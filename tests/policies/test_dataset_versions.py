@@ -10,14 +10,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from craftcli.engine.reference_images import open_reference_images
 from lerobot.annotations.steerable_pipeline.writer import LanguageColumnsWriter, speech_atom
 from lerobot.datasets.language import language_feature_info
 from tiny import smolvla
-from tiny.world import write_dataset
+from tiny.world import CAMERAS, write_dataset
 
 from craftcli.cache.reader import CacheReader
-from craftcli.engine.anchors import AnchorSet
+from craftcli.config import TrainConfig
+from craftcli.engine.opening import open_retention
 from craftcli.errors import CraftError
 from craftcli.policies.data import open_dataset
 from craftcli.policies.dataset_versions import check_version
@@ -116,12 +116,13 @@ def test_frames_of_a_video_are_the_same_embedded_and_read_again(
     for images in ("embed", "reference"):
         assert build(craft, policy, data, "--images", images, "-o", images).exit_code == 0
     teacher = load_checkpoint(str(policy), device="cpu")
-    identity = CacheReader.open(Path("reference")).manifest.dataset
-    again = open_reference_images(identity, teacher, root=None)
-    one = AnchorSet.open(Path("embed"), batch_size=6, seed=0)
-    two = AnchorSet.open(Path("reference"), batch_size=6, seed=0, images=again)
-    kept, read = (anchors.batch(0, torch.device("cpu")).inputs for anchors in (one, two))
+    config = TrainConfig(anchor_batch_size=6, mode="hidden", device="cpu")
+    kept, read = (
+        open_retention(config, teacher, Path(cache)).anchors.batch(0, torch.device("cpu")).inputs
+        for cache in ("embed", "reference")
+    )
     assert kept.keys() == read.keys()
+    assert {*CAMERAS} <= kept.keys()
     for key, value in kept.items():
         assert torch.equal(value, read[key]), key
 

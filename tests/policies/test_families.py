@@ -150,6 +150,20 @@ def test_the_defaults_fit_the_policy(family: Family, opened: Any) -> None:
     assert it.adapter.pooling_of(it.adapter.default_stack) == it.adapter.default_pooling
 
 
+@families
+def test_a_stack_or_a_layer_that_is_not_there_tells_those_that_are(
+    family: Family, opened: Any
+) -> None:
+    it = opened(family)
+    with pytest.raises(CraftError, match="no stack 'nowhere'") as caught:
+        it.adapter.stack(it.policy, "nowhere")
+    assert f"has {', '.join(sorted(family.reached))}." in caught.value.why
+    for stack in family.reached:
+        count = len(it.adapter.stack(it.policy, stack))
+        with pytest.raises(CraftError, match=f"No layer {count} in this stack.*-{count} to"):
+            resolve_layers((count,), count)
+
+
 @stacks
 def test_tapped_states_equal_those_of_the_policys_own_forward(
     family: Family, stack: str, opened: Any

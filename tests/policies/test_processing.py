@@ -73,7 +73,7 @@ def test_a_frozen_stack_is_refused(data: Path, tmp_path: Path) -> None:
     save(tmp_path / "policy", smolvla.policy(vlm, train_state_proj=False))
     opened = load_checkpoint(str(tmp_path / "policy"), device="cpu")
     cache = built(opened, data, tmp_path / "a.zarr", stack="vlm")
-    settings = TrainConfig(anchor_batch_size=3, device="cpu")
+    settings = TrainConfig(anchor_batch_size=3, mode="hidden", device="cpu")
     retention = open_retention(settings, opened, cache)
     dataset = open_dataset(str(data), root=None, policy_config=opened.policy.config)
     batch = opened.preprocess(read_rows(dataset, [0, 1]))
