@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made.damage import empty, flip, truncate
 
 from craftcli.cache import chunk_files
 from craftcli.cache.chunk_files import ChunkFiles
@@ -76,22 +77,8 @@ def test_mapped_rows_cannot_be_changed(files: ChunkFiles) -> None:
         files.load(0)[0] = 1
 
 
-def flip(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[5] ^= 16
-    file.write_bytes(content)
-
-
-def truncate(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-7])
-
-
 def extend(file: Path) -> None:
     file.write_bytes(file.read_bytes() + b"x")
-
-
-def empty(file: Path) -> None:
-    file.write_bytes(b"")
 
 
 def replace_by_a_folder(file: Path) -> None:

@@ -6,23 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made.damage import empty, flip, truncate
 
 from craftcli.cache.reader import CacheReader
 from craftcli.errors import CraftError
-
-
-def flip(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[5] ^= 16
-    file.write_bytes(content)
-
-
-def truncate(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-7])
-
-
-def empty(file: Path) -> None:
-    file.write_bytes(b"")
 
 
 @pytest.mark.parametrize(
