@@ -79,6 +79,22 @@ def test_a_sweep_is_compared_as_a_whole(finished: tuple[Path, SweepResult, list[
     assert hidden.figures["anchors"].mean == 16
 
 
+def test_the_same_seeds_give_the_same_table(
+    finished: tuple[Path, SweepResult, list[str]], tmp_path: Path
+) -> None:
+    again, _ = sweep(tmp_path)
+
+    def table(folder: Path) -> list[Any]:
+        names = ("old", "new", "nbt", "drift", "action_error")
+        comparison = compare_runs([folder])
+        return [(row.arm.label, *(row.figures[n] for n in names)) for row in comparison.rows]
+
+    assert table(again.folder) == table(finished[1].folder)
+    moved = {label: drift for label, _, _, _, drift, _ in table(again.folder)}
+    assert moved["hidden"] is not None
+    assert moved["hidden"].mean > 0
+
+
 def test_changed_settings_of_one_arm_run_that_arm_again(
     finished: tuple[Path, SweepResult, list[str]],
 ) -> None:
