@@ -90,7 +90,7 @@ class StoreDtype(StrEnum):
 
 
 class LossKind(StrEnum):
-    """The distance between the student's hidden states and the teacher's."""
+    """The distance between the student's hidden states, or action vectors, and the teacher's."""
 
     NMSE = "nmse"
     MSE = "mse"

@@ -308,8 +308,8 @@ class RetentionConfig(Settings):
     )
     epsilon_start: float | None = setting(
         None,
-        "Budget ε, or where it starts, in units of the loss. Without it: 0.02 where that is a "
-        "share of the teacher's variance.",
+        "Budget ε, or where it starts, in units of the loss. Without it: 0.02 for shares of the "
+        "teacher's variance and for the divergence of tokens, which --mode action holds.",
         low=0,
         panel="Controller",
     )

@@ -9,6 +9,9 @@ from craftcli.settings import option_name
 _PROJECTING = (Merge.WEIGHTED, Merge.EQUAL, Merge.TASK_PRIORITY)
 # Plain fine-tuning uses these two as well.
 _WITHOUT_RETENTION = ("mode", "grad_accum")
+# Of TrainConfig.
+_OF_ANCHORS = ("anchor_batch_size", "cache", "anchor_root", "other_student")
+_OF_LAMBDA = ("lambda_init", "lambda_lr", "lambda_max", "lambda_warmup", "controller")
 
 
 def unused_in_training(
@@ -20,9 +23,16 @@ def unused_in_training(
     of its own.
     """
     if not config.retains:
-        names = [n for n in RetentionConfig.names() if n not in _WITHOUT_RETENTION]
+        own = [n for n in RetentionConfig.names() if n not in _WITHOUT_RETENTION]
+        names = list(dict.fromkeys([*own, *_OF_ANCHORS]))
         return _told({"a --mode that retains": names}, given)
     needs: dict[str, list[str]] = {}
+    if not config.uses_anchors:
+        needs["a --mode with anchors"] = list(_OF_ANCHORS)
+    if len(config.modes) == 1:
+        needs["several modes"] = ["constraints"]
+    if config.merge is Merge.EQUAL:
+        needs["a --merge that weighs"] = list(_OF_LAMBDA)
     if config.controller is not Controller.NUPI:
         needs["--controller nupi"] = ["lambda_kp", "lambda_nu"]
     if config.surgery is SurgeryScope.NONE:

@@ -33,6 +33,19 @@ TOKENS, VECTORS = OutputKind.TOKENS, OutputKind.VECTORS
             ["--conflict-threshold (without a --merge that projects)"],
         ),
         ({"merge": "equal", "conflict_threshold": 0.0}, []),
+        (
+            {"merge": "equal", "lambda_init": 2.0, "controller": "nupi"},
+            ["--lambda-init, --controller (without a --merge that weighs)"],
+        ),
+        (
+            {"mode": "l2sp", "anchor_batch_size": 4},
+            ["--anchor-batch-size (without a --mode with anchors)"],
+        ),
+        ({"mode": "hidden", "constraints": "each"}, ["--constraints (without several modes)"]),
+        (
+            {"mode": "none", "other_student": True},
+            ["--other-student (without a --mode that retains)"],
+        ),
         ({"loss": "mse"}, []),
         ({"loss": "mse", "mode": "hidden"}, []),
         ({"loss": "mse", "mode": "token_ce"}, ["--loss (without --mode hidden)"]),

@@ -32,9 +32,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback(
-    epilog=epilog(
-        "craft dryrun", "craft cache build --layers -2,-1", "craft train --mode hidden --steps 20"
-    )
+    epilog=epilog("craft dryrun", "craft cache build --layers -2,-1", "craft train --steps 20")
 )
 def craft(
     version: Annotated[

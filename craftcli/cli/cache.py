@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Build and inspect caches of a teacher's hidden states.",
+    help="Build and inspect caches of a teacher's hidden states and outputs.",
     epilog=epilog("craft cache build --layers -2,-1", "craft cache inspect anchors.zarr --json"),
 )
 
@@ -28,7 +28,7 @@ app = typer.Typer(
     app,
     "build",
     CacheConfig,
-    help="Run the teacher over anchor samples of the old data and store its hidden states.",
+    help="Run the teacher over anchor samples of the old data and store what it computes.",
     examples=(
         "craft cache build --layers -2,-1",
         "craft cache build --policy outputs/my_policy --dataset me/old_task --samples 1024",

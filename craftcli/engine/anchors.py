@@ -207,8 +207,9 @@ def check_kinds(manifest: Manifest, kinds: Collection[Kind], *, cache: str) -> N
         raise CraftError(
             f"The cache {cache} cannot serve --mode {JOINED.join(missing)}.",
             why=f"it holds {', '.join(manifest.kinds)}.",
-            fix=f"build one that can: craft cache build --kind {together} --output {cache} "
-            "--overwrite" + (f"; or hold less: --mode {held}." if held else "."),
+            fix=(f"hold less with --mode {held}, or " if held else "")
+            + f"build one that can: craft cache build --kind {together} --output {cache} "
+            "--overwrite.",
         )
 
 

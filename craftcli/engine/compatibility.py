@@ -92,7 +92,7 @@ def require_self_check(check: SelfCheck) -> None:
     if check.passed:
         return
     raise CraftError(
-        "The student at its teacher's weights does not give the teacher's hidden states.",
+        "The student at its teacher's weights does not give what the teacher gave.",
         why=f"L_ret is {check.drift:.3g} (nmse) where at most {check.tolerance:.0e} is rounding: "
         "the policy computes something else than it did when the cache was built (other code, "
         "precision or device).",

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from craftcli.cache.build import build_cache
-from craftcli.choices import OutputKind
-from craftcli.config import CacheConfig, PolicyAndData, TrainConfig
+from craftcli.choices import Kind, OutputKind
+from craftcli.config import JOINED, CacheConfig, PolicyAndData, TrainConfig
 from craftcli.engine.compatibility import require_self_check, self_check
 from craftcli.engine.opening import open_retention
 from craftcli.engine.peak_memory import peak_memory_bytes
@@ -30,6 +30,7 @@ from craftcli.engine.trainer import Trainer
 from craftcli.errors import CraftError
 from craftcli.locations import Location
 from craftcli.policies.loading import Checkpoint
+from craftcli.policies.memory import save_memory
 from craftcli.report.metrics import StepReport
 
 
@@ -88,6 +89,8 @@ class DryRun:
 
     def _open_policy_and_data(self) -> str:
         self._student = open_student(self.config)
+        if self.config.gradient_checkpointing:
+            save_memory(self._student.policy)
         self._dataset = open_task_data(self.config, self._student)
         self._trainer = self._make_trainer()
         policy, meta = self._student.policy, self._dataset.meta
@@ -108,10 +111,13 @@ class DryRun:
         if self._retention.anchors is None:
             return "no cache is needed: weights are held"
         manifest = self._retention.anchors.manifest
-        layers = ", ".join(str(layer) for layer in manifest.layers)
+        held = ", ".join(manifest.kinds)
+        if manifest.layers:
+            layers = ", ".join(str(layer) for layer in manifest.layers)
+            held += f" (layers {layers} of {manifest.layer_count} in {manifest.stack}, "
+            held += f"{manifest.pooling})"
         return (
-            f"{origin}: {len(self._retention.anchors)} rows, layers {layers} of "
-            f"{manifest.layer_count} in {manifest.stack}, {manifest.pooling}; "
+            f"{origin}: {len(self._retention.anchors)} rows of {held}; "
             f"weights {manifest.teacher.weights_digest[:12]}"
         )
 
@@ -158,8 +164,10 @@ class DryRun:
     def _build_small_cache(self) -> tuple[Location, str]:
         shared = {f.name: getattr(self.config, f.name) for f in dataclasses.fields(PolicyAndData)}
         data = open_anchor_data(self.config, self._student)
+        stored = [kind for kind in Kind if kind.value in self.config.modes]
         config = CacheConfig(
             **shared,
+            kind=JOINED.join(stored) or None,
             output=self._scratch / "anchors.zarr",
             samples=min(len(data), 2 * self.config.anchor_batch_size),
         )

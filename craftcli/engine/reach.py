@@ -138,7 +138,7 @@ def describe_downstream(reach: Reach, *, frozen: bool) -> str:
     """What lies behind the deepest retained layer, and whether anything holds it."""
     told = reach.downstream if frozen else reach.free
     if not told:
-        return "nothing trainable is free to drift behind the deepest retained layer"
+        return "nothing trainable is free to drift behind what is retained"
     short = sorted(_short(name) for name in told)
     names = ", ".join(short[:4]) + (f" and {len(short) - 4} more" if len(short) > 4 else "")
     if frozen:

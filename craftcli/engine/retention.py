@@ -55,9 +55,6 @@ class Retention:
         names = self.modes if config.constraints is Constraints.EACH else (_JOINT,)
         self._constraints = {name: Constraint(config, total_steps=total_steps) for name in names}
         self._groups: list[int] | None = None
-        if config.surgery is SurgeryScope.PER_LAYER:
-            named = policy.named_parameters()
-            self._groups = layer_groups([n for n, p in named if p.requires_grad])
 
     @classmethod
     def open(
@@ -138,6 +135,10 @@ class Retention:
             return None
         turn = step // self.config.retention_every
         parameters = self._trainable()
+        if self._groups is None and self.config.surgery is SurgeryScope.PER_LAYER:
+            # Not before: parameters may be frozen once it is known what retention reaches.
+            named = self._policy.named_parameters()
+            self._groups = layer_groups([name for name, p in named if p.requires_grad])
         task = take_gradients(parameters)
         losses = self._backward(turn)
         ret = take_gradients(parameters)
@@ -234,7 +235,8 @@ class Retention:
             cos=surgery.cos,
             task_norm=surgery.task_norm,
             ret_norm=surgery.ret_norm,
-            conflict=projected,
+            conflict=surgery.conflict,
+            projected=projected,
             conflict_share=surgery.conflict_share,
             violated=self._violated(step, by_constraint),
             losses=losses,

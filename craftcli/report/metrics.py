@@ -24,7 +24,7 @@ class RetentionReport:
     task_norm: float
     ret_norm: float
     conflict: bool
-    """Whether the task gradient was projected."""
+    """Whether the task gradient undid retention beyond the threshold."""
     conflict_share: float
     """The share of parameter groups that were in conflict."""
     violated: bool
@@ -33,6 +33,8 @@ class RetentionReport:
     """The loss of every mode, and of what it is made of."""
     lams: Mapping[str, float]
     """λ of every constraint."""
+    projected: bool = False
+    """Whether that part of the task gradient was removed."""
     notes: tuple[str, ...] = ()
     """What the user should be told."""
 
@@ -85,6 +87,7 @@ class LogEntry:
     ret_norm: float | None = None
     conflict_rate: float | None = None
     conflict_share: float | None = None
+    projection_rate: float | None = None
     violation_rate: float | None = None
     losses: Mapping[str, float] | None = None
     lams: Mapping[str, float] | None = None
@@ -113,6 +116,8 @@ class LogEntry:
             ]
             if self.conflict_rate:
                 parts.append("conflict=✓")
+            if self.projection_rate:
+                parts.append("projected=✓")
         if self.skipped:
             parts.append(f"skipped={self.skipped}")
         return " | ".join(parts)
@@ -194,6 +199,7 @@ def _with_retention(entry: LogEntry, turns: list[RetentionReport]) -> LogEntry:
         ret_norm=mean(lambda t: t.ret_norm),
         conflict_rate=mean(lambda t: t.conflict),
         conflict_share=mean(lambda t: t.conflict_share),
+        projection_rate=mean(lambda t: t.projected),
         violation_rate=mean(lambda t: t.violated),
         losses={name: fmean(t.losses[name] for t in turns) for name in last.losses},
         lams=last.lams,

@@ -9,7 +9,8 @@ new = ["metaworld:door-open-v3"]    do not say it themselves
 [train]                           settings of craft train for all arms
 [eval]                            settings of craft eval
 [held_out]                        settings of one more cache, on which drift is measured;
-                                    what it does not say is as in [cache]
+                                    what it does not say is as in [cache]; its frames are none
+                                    of the first arm's cache, but may be in one of another size
 [[arm]]
 name = "hidden"
 train = { mode = "hidden" }       on top of [train]
@@ -56,7 +57,7 @@ class ArmSpec:
     """None for the sweep's."""
     merge: MergeSpec | None = None
     curve: str | None = None
-    """The entry whose grid it is a point of."""
+    """The entry whose grid, of one setting, it is a point of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +150,7 @@ def _arms(entry: Mapping[str, Any]) -> list[ArmSpec]:
         "cache": entry.get("cache", {}),
         "seeds": tuple(entry["seeds"]) if "seeds" in entry else None,
         "merge": merge and MergeSpec(**merge),
-        "curve": entry["name"] if entry.get("grid") else None,
+        "curve": entry["name"] if len(entry.get("grid", ())) == 1 else None,
     }
     grid: Mapping[str, Sequence[Any]] = entry.get("grid", {})
     arms = []

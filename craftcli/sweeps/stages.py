@@ -15,6 +15,7 @@ from craftcli.engine.opened import open_run
 from craftcli.engine.preparation import prepare
 from craftcli.engine.session import open_anchor_data, open_policy
 from craftcli.engine.weight_merging import Group
+from craftcli.errors import CraftError
 from craftcli.evaluation.evaluate import Amounts, evaluate
 from craftcli.evaluation.record import FOLDER
 from craftcli.evaluation.subject import Plan, open_subject
@@ -123,6 +124,10 @@ def _same_run(folder: Path, config: TrainConfig, teacher: str) -> bool:
     file, summary = folder / CONFIG_FILE, RunSummary.read(folder)
     if not file.is_file() or summary is None or summary.teacher != teacher:
         return False
-    saved = read_settings(TrainConfig, json.loads(file.read_text("utf-8")), source=str(file))
+    try:
+        saved = read_settings(TrainConfig, json.loads(file.read_text("utf-8")), source=str(file))
+    except CraftError:  # of a version of craft with other settings
+        return False
+    # One that was saved before a setting existed is another run too: defaults change.
     names = [name for name in config.names() if name not in _NO_DIFFERENCE]
     return all(name in saved and saved[name] == getattr(config, name) for name in names)

@@ -27,7 +27,7 @@ dataset = open_dataset(root, root=root, policy_config=checkpoint.policy.config)
 loader = DataLoader(dataset, batch_size=8, shuffle=True)
 optimizer = torch.optim.AdamW(checkpoint.policy.parameters(), lr=3e-4)
 policy, optimizer, loader = accelerator.prepare(checkpoint.policy, optimizer, loader)
-config = RetentionConfig(mode="hidden", anchor_batch_size=8)
+config = RetentionConfig(anchor_batch_size=8)
 how = {"accelerator": accelerator, "total_steps": arguments.steps}
 retention = Retention.open(arguments.cache, checkpoint, config, **how)
 for step, batch in enumerate(islice(loader, arguments.steps)):

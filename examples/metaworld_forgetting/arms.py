@@ -38,7 +38,7 @@ def fitted(pair: str, family: Family, old: Path, *, episodes: int) -> dict[str, 
                 names["left"] = names["left"] or _left(old)
             for name in ("stack", "episodes"):
                 if name in cache:
-                    cache[name] = names[cache[name]]
+                    cache[name] = names.get(cache[name], cache[name])
             if "lora" in train:
                 train["lora"] = train["lora"].replace("LORA", family.lora_targets)
     return found

@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from arms import GROUPS, choices, success
 from coverage import coverage_table
@@ -14,6 +15,8 @@ from craftcli.report.compare_files import TRADE_OFF_FILE, write_report
 from craftcli.report.compare_table import used_columns
 from craftcli.sweeps.spec import SweepSpec
 
+README = Path(__file__).with_name("README.md")
+WORK = Path("runs/metaworld_forgetting")
 RESULTS_FILE = "results.json"
 _COLUMNS = ("old", "new", "nbt", "drift", "action_error", "anchors", "seconds")
 _SUBTITLES = {
@@ -24,8 +27,7 @@ _SUBTITLES = {
 
 def publish(specs: Mapping[str, SweepSpec], readme: Path, reports: Path) -> None:
     """Write a page for each sweep into `reports`, and renew results and tables by the README."""
-    file = readme.with_name(RESULTS_FILE)
-    results = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    results = {}
     text = readme.read_text("utf-8") if readme.is_file() else ""
     for name, spec in specs.items():
         comparison = compare_runs([spec.output])
@@ -44,7 +46,25 @@ def publish(specs: Mapping[str, SweepSpec], readme: Path, reports: Path) -> None
             parts.append(f"Tuning (old / new success, first seed): {listed}.")
         text = replaced(text, name, "\n\n".join(parts))
     readme.write_text(text, encoding="utf-8")
-    file.write_text(json.dumps(results, indent=2, ensure_ascii=False), encoding="utf-8")
+    add_results(readme, results)
+
+
+def add_results(readme: Path, results: Mapping[str, Any]) -> None:
+    """Put figures into the file beside the README, in place of older ones of the same name."""
+    file = readme.with_name(RESULTS_FILE)
+    before = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    document = json.dumps({**before, **results}, indent=2, ensure_ascii=False)
+    file.write_text(document, encoding="utf-8")
+
+
+def apart(work: Path, readme: Path) -> tuple[Path, Path]:
+    """Where a quick run goes unless it was said: what it makes is no use to a real one."""
+    if work == WORK:
+        work = WORK.with_name(f"{WORK.name}_quick")
+    if readme == README:
+        work.mkdir(parents=True, exist_ok=True)
+        readme = work / "README.md"
+    return work, readme
 
 
 def table(comparison: Comparison) -> str:

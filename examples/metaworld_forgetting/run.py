@@ -22,26 +22,21 @@ from craftcli.cli.quiet import quiet_libraries
 quiet_libraries(debug=False)
 
 from bench import FULL, PAIRS, QUICK, Bench
-from reporting import publish
+from reporting import README, WORK, apart, publish
 
 from craftcli.cli.output import Output
 from craftcli.report.compare_table import duration
 from craftcli.sweeps.progress import Job
 
-HERE = Path(__file__).parent
-
 
 def main(
-    work: Annotated[Path, typer.Option(help="Where data, runs and reports go.")] = Path(
-        "runs/metaworld_forgetting"
-    ),
+    work: Annotated[Path, typer.Option(help="Where data, runs and reports go.")] = WORK,
     pairs: Annotated[str | None, typer.Option(help="Which pairs of tasks; all.")] = None,
     families: Annotated[str, typer.Option(help="Which families of policies.")] = "act",
     groups: Annotated[str | None, typer.Option(help="Which arms of arms.toml; all.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Runs of every arm; 3.")] = None,
     quick: Annotated[bool, typer.Option(help="Little of all, to see that it runs.")] = False,
-    readme: Annotated[Path, typer.Option(help="The file whose tables are renewed.")] = HERE
-    / "README.md",
+    readme: Annotated[Path, typer.Option(help="The file whose tables are renewed.")] = README,
 ) -> None:
     """Measure and report."""
     output = Output()
@@ -51,6 +46,8 @@ def main(
         output.note(f"{job.number}/{job.total} {job.what}{left}")
 
     extent = QUICK if quick else FULL
+    if quick:
+        work, readme = apart(work, readme)
     chosen = groups.split(",") if groups else extent.groups
     specs = {}
     for pair in pairs.split(",") if pairs else extent.pairs:

@@ -8,7 +8,6 @@ becomes the next teacher: caches of all tasks so far are built anew from it and 
 is done by craft's own commands, which are printed. Stopped, it goes on.
 """
 
-import json
 import os
 from pathlib import Path
 from statistics import fmean
@@ -28,15 +27,15 @@ from beginnings import FAMILIES
 from bench import FULL, QUICK, Extent
 from experts import write_dataset
 from matrices import Matrix, matrices_table
-from reporting import RESULTS_FILE, replaced
+from reporting import README, WORK, add_results, apart, replaced
 from teacher import train_teacher
 
 from craftcli.cli.app import app
 from craftcli.cli.output import Output
 from craftcli.evaluation.record import Evaluation
+from craftcli.report.run_summary import RunSummary
 from craftcli.run_files import CHECKPOINTS
 
-HERE = Path(__file__).parent
 TASKS = (
     "pick-place-v3",
     "door-open-v3",
@@ -48,11 +47,11 @@ STEPS = 1000
 """For each of the tasks."""
 FAMILY = "act"
 NAME = "sequence-act"
-# What replay was tuned to on the pairs; its anchors come with the experts' labels.
 PLAIN = ["--mode", "none"]
 ARMS = {
     "plain fine-tuning": PLAIN,
     "hidden + action": ["--mode", "hidden+action"],
+    # Near what it was tuned to on the pairs; its anchors come with the experts' labels.
     "replay": ["--mode", "replay", "--lambda-init", "0.3", "--lambda-lr", "0", "--surgery", "none"],
 }
 
@@ -79,7 +78,11 @@ class Sequence:
     def _learn(self, policy: Path, number: int) -> Path:
         """Fine-tune on one more task, held to the policy as it is now on all tasks before."""
         run = self._folder / f"{number}-{TASKS[number]}"
+        summary = RunSummary.read(run)
+        if summary and summary.complete:
+            return run
         if (run / CHECKPOINTS / "last").exists():
+            craft("train", "--resume", run)
             return run
         options = ARMS[self.arm]
         if options != PLAIN:
@@ -143,16 +146,15 @@ def craft(*arguments: object) -> None:
 
 
 def main(
-    work: Annotated[Path, typer.Option(help="Where data, runs and reports go.")] = Path(
-        "runs/metaworld_forgetting"
-    ),
+    work: Annotated[Path, typer.Option(help="Where data, runs and reports go.")] = WORK,
     seeds: Annotated[int, typer.Option(help="Runs of every arm.")] = 3,
     quick: Annotated[bool, typer.Option(help="Little of all, to see that it runs.")] = False,
-    readme: Annotated[Path, typer.Option(help="The file whose table is renewed.")] = HERE
-    / "README.md",
+    readme: Annotated[Path, typer.Option(help="The file whose table is renewed.")] = README,
 ) -> None:
     """Learn task after task, and report the success on all of them."""
     extent = QUICK if quick else FULL
+    if quick:
+        work, readme = apart(work, readme)
     data = work / "data"
     data.mkdir(parents=True, exist_ok=True)
     for task in TASKS:
@@ -168,11 +170,9 @@ def main(
     matrices.sort(key=lambda matrix: list(ARMS).index(matrix.arm))
     text = readme.read_text("utf-8") if readme.is_file() else ""
     title = f"### {len(TASKS)} tasks in a row ({FAMILY})"
-    readme.write_text(replaced(text, NAME, f"{title}\n\n{matrices_table(TASKS, matrices)}"))
-    file = readme.with_name(RESULTS_FILE)
-    results = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    results[NAME] = [matrix.to_json() for matrix in matrices]
-    file.write_text(json.dumps(results, indent=2, ensure_ascii=False), encoding="utf-8")
+    text = replaced(text, NAME, f"{title}\n\n{matrices_table(TASKS, matrices)}")
+    readme.write_text(text, encoding="utf-8")
+    add_results(readme, {NAME: [matrix.to_json() for matrix in matrices]})
     for arm in ARMS:
         final = fmean(m.average for m in matrices if m.arm == arm)
         typer.echo(f"{arm}: average success at the end {final:.2f}")

@@ -8,7 +8,7 @@ from beginnings import write_fresh
 from craftcli.cache.processes import Processes
 from craftcli.config import TrainConfig
 from craftcli.engine.opened import open_run
-from craftcli.run_files import CHECKPOINTS
+from craftcli.report.run_summary import RunSummary
 from craftcli.sweeps.progress import Bar
 
 
@@ -19,7 +19,8 @@ def train_teacher(
     policy = write_fresh(family, folder / "fresh", data, seed=0)
     for number, (steps, lr) in enumerate(rounds):
         run = folder / f"teacher-{number}"
-        if not (run / CHECKPOINTS / "last").exists():
+        summary = RunSummary.read(run)
+        if not (summary and summary.complete):
             shutil.rmtree(run, ignore_errors=True)
             config = TrainConfig(
                 mode="none",
@@ -40,4 +41,8 @@ def train_teacher(
 def _train(config: TrainConfig, bar: Bar) -> None:
     trainer = open_run(config, {}, Processes.from_environment()).trainer
     with bar(config.steps, "steps") as advance:
-        trainer.run(on_step=lambda _: advance(1), on_log=lambda _: None, on_note=lambda _: None)
+        result = trainer.run(
+            on_step=lambda _: advance(1), on_log=lambda _: None, on_note=lambda _: None
+        )
+    if result.interrupted:
+        raise KeyboardInterrupt

@@ -24,7 +24,7 @@ dataset = open_dataset(root, root=root, policy_config=policy.config)
 loader = DataLoader(dataset, batch_size=8, shuffle=True, drop_last=True)
 optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-4)
 
-config = RetentionConfig(mode="hidden", anchor_batch_size=8)
+config = RetentionConfig(anchor_batch_size=8)
 retention = Retention.open(arguments.cache, checkpoint, config, total_steps=arguments.steps)
 step = 0
 while step < arguments.steps:

@@ -46,7 +46,7 @@ def of_another_teacher(cache: Path, tmp_path_factory: pytest.TempPathFactory) ->
             (),
             "hidden+action",
             "78 of 78 trainable tensors: lm_head 0.033M trained, 0.033M held, ",
-            "; nothing trainable is free to drift behind the deepest retained layer",
+            "; nothing trainable is free to drift behind what is retained",
         ),
         (
             ("--mode", "hidden"),
@@ -230,7 +230,7 @@ def test_l_ret_that_is_not_zero_fails_the_check(
     assert result.exit_code == 3
     number, mark, text = NUMBERED.findall(result.stdout)[-1]
     assert (number, mark) == ("4", "✗ failed:")
-    assert "does not give the teacher's hidden states" in text
+    assert "does not give what the teacher gave" in text
 
 
 def test_unusable_settings_are_a_usage_error(craft: Callable[..., Any]) -> None:
@@ -251,3 +251,17 @@ def test_the_real_command_prints_json_and_leaves_nothing(tmp_path: Path) -> None
     assert "Traceback" not in done.stderr
     assert "Warning" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", ["token_ce", "action", "replay"])
+def test_a_mode_is_rehearsed_on_a_cache_made_for_it(craft: Callable[..., Any], mode: str) -> None:
+    result = craft(*SHORT, "--mode", mode, "--anchor-batch-size", 4)
+    assert result.exit_code == 0, result.output
+    assert f"mode={mode}" in result.stdout
+
+
+def test_recomputing_is_rehearsed(craft: Callable[..., Any], monkeypatch: Any) -> None:
+    asked = []
+    monkeypatch.setattr("craftcli.engine.dryrun.save_memory", asked.append)
+    assert craft(*SHORT, "--gradient-checkpointing").exit_code == 0
+    assert len(asked) == 1

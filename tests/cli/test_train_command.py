@@ -24,7 +24,7 @@ LINE = (
     rf"Step (\d)/2 \| loss={NUMBER} \| grdn={NUMBER} \| lr={NUMBER} \| updt_s={NUMBER} "
     rf"\| data_s={NUMBER} \| mode=hidden\+action \| L_ret={NUMBER} \| L_hidden={NUMBER} "
     rf"\| L_action={NUMBER} \| λ={NUMBER} \| ε={NUMBER} "
-    rf"\| dot={NUMBER} \| cos={NUMBER}(?: \| conflict=✓)?"
+    rf"\| dot={NUMBER} \| cos={NUMBER}(?: \| conflict=✓)?(?: \| projected=✓)?"
 )
 DOWNSTREAM = {"lm_head.weight", "norm.weight"}
 
@@ -163,7 +163,14 @@ def test_a_projection_is_marked_in_the_log(cache: Path, tmp_path: Path) -> None:
     # With this threshold every cosine is a conflict, once the student has left its teacher.
     more = ("--retention-every", 1, "--conflict-threshold", 1, "--project-when", "conflict")
     lines = train("--cache", cache, "-o", tmp_path / "run", *more).stdout.splitlines()
-    assert next(line for line in lines if line.startswith("Step 2/2")).endswith(" | conflict=✓")
+    second = next(line for line in lines if line.startswith("Step 2/2"))
+    assert second.endswith(" | conflict=✓ | projected=✓")
+
+
+def test_freezing_goes_with_projection_per_layer(cache: Path, tmp_path: Path) -> None:
+    more = ("--surgery", "per_layer", "--mode", "hidden", "--freeze-downstream")
+    result = train("--cache", cache, "-o", tmp_path / "run", *more)
+    assert result.exit_code == 0, result.output
 
 
 def test_lerobot_reopens_the_checkpoint_with_the_same_weights(
@@ -214,7 +221,7 @@ def test_the_default_leaves_nothing_free_to_drift(trained: tuple[Any, Path]) -> 
     result, run = trained
     assert "Warning" not in result.stderr
     assert "Retention reaches 78 of 78 trainable tensors" in result.stdout
-    assert "Nothing trainable is free to drift behind the deepest retained layer" in result.stdout
+    assert "Nothing trainable is free to drift behind what is retained" in result.stdout
     assert unchanged(run) == set()
 
 

@@ -33,7 +33,7 @@ def test_a_student_that_computes_something_else_is_stopped(student: Any, cache: 
     paligemma = student.policy.model.paligemma_with_expert.paligemma
     with torch.no_grad():
         paligemma.model.multi_modal_projector.linear.bias += 0.05
-    with pytest.raises(CraftError, match="does not give the teacher's hidden states") as caught:
+    with pytest.raises(CraftError, match="does not give what the teacher gave") as caught:
         require_self_check(self_check(retention))
     assert caught.value.exit_code == EXIT_CHECK_FAILED
 

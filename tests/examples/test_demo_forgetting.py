@@ -26,8 +26,8 @@ def test_a_little_of_every_arm(file: Path, tmp_path: Path) -> None:
         train={**spec.train, **SHORT},
         eval=EvalSpec(episodes=2),
         held_out={"samples": 4},
-        # The first point of each curve.
-        arms=tuple({arm.name.partition(", epsilon")[0]: arm for arm in spec.arms}.values()),
+        # One point of each curve.
+        arms=tuple({arm.curve or arm.name: arm for arm in spec.arms}.values()),
     )
     result = run_sweep(short)
     assert result.failures == {}

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from craftcli.choices import LrSchedule
 from craftcli.config import TrainConfig
@@ -35,4 +36,9 @@ def test_the_learning_rate_moves_as_asked(teacher: Any, new_data: Any, tmp_path:
     assert cosine == sorted(cosine, reverse=True)
     assert cosine[-1] < 1e-5
     preset = rates(LrSchedule.PRESET, teacher, new_data, tmp_path)
+    own = teacher.policy.config.get_scheduler_preset()
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1e-3)
+    own.peak_lr, own.decay_lr = 1e-3, own.decay_lr * 1e-3 / own.peak_lr
+    expected = own.build(optimizer, STEPS).lr_lambdas[0]
+    assert preset == pytest.approx([1e-3 * expected(step) for step in range(STEPS)])
     assert preset not in (constant, cosine)
