@@ -111,6 +111,8 @@ def test_wandb_works_offline_and_keeps_its_id(
 
     wandb.teardown()  # it reads the environment once a process
     monkeypatch.setenv("WANDB_MODE", "offline")
+    # Its service may take longer to start than it likes to wait, on a machine with much to do.
+    monkeypatch.setenv("WANDB__SERVICE_WAIT", "300")
     first, second = tmp_path / "first", tmp_path / "second"
     name = track(Tracker.WANDB, first, [ENTRY])
     assert track(Tracker.WANDB, second, [replace(ENTRY, step=4)], resume=name) == name
