@@ -37,7 +37,7 @@ STYLE: dict[Any, Any] = {
 
 def colour(arm: Arm) -> str:
     """The colour of an arm; arms are numbered too, so that colours may come again."""
-    return MUTED if arm.number == 0 else COLOURS[(arm.number - 1) % len(COLOURS)]
+    return MUTED if arm.hue == 0 else COLOURS[(arm.hue - 1) % len(COLOURS)]
 
 
 def gid(arm: Arm) -> str:

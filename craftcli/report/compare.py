@@ -106,7 +106,7 @@ def compare_records(records: Sequence[RunRecord], roles: Roles) -> Comparison:
         )
     return Comparison(
         arms=tuple(_figures(arm, environments, before) for arm in arms),
-        teacher=_figures(Arm(number=0, label="teacher", runs=(before,)), environments, None)
+        teacher=_figures(Arm(number=0, hue=0, label="teacher", runs=(before,)), environments, None)
         if before
         else None,
         environments=environments,

@@ -32,6 +32,8 @@ class Arm:
 
     number: int
     """As the table and the picture count, from 1."""
+    hue: int
+    """Which colour it has, from 1; points of one curve share theirs."""
     label: str
     runs: tuple[RunRecord, ...]
 
@@ -47,10 +49,13 @@ def group_arms(records: Sequence[RunRecord]) -> list[Arm]:
     for record in records:
         groups.setdefault(_key(record), []).append(record)
     labels = _labels([runs[0] for runs in groups.values()])
-    return [
-        Arm(number=number, label=label, runs=tuple(runs))
-        for number, (label, runs) in enumerate(zip(labels, groups.values(), strict=True), 1)
-    ]
+    hues: dict[tuple[str | None, str | None], int] = {}
+    arms = []
+    for number, (label, (key, runs)) in enumerate(zip(labels, groups.items(), strict=True), 1):
+        curve = runs[0].curve
+        hue = hues.setdefault((curve, None if curve else key), len(hues) + 1)
+        arms.append(Arm(number=number, hue=hue, label=label, runs=tuple(runs)))
+    return arms
 
 
 def _key(record: RunRecord) -> str:

@@ -68,7 +68,7 @@ def _head(title: str, meaning: str) -> str:
 def _row(row: ArmFigures, columns: list[Column]) -> str:
     number, reference = row.arm.number, row.arm.number == 0
     badge = "T" if reference else str(number)
-    style = "" if reference else f' style="background: {_arm_colour(number)}"'
+    style = "" if reference else f' style="background: {_arm_colour(row.arm.hue)}"'
     name = (
         f'<td data-value="{escape(row.arm.label)}"><span class="badge"{style}>{badge}</span>'
         f"{escape(row.arm.label)}{_seeds(row)}</td>"
@@ -89,7 +89,7 @@ def _cell(row: ArmFigures, column: Column) -> str:
     told = _told(row, column, figure)
     text = escape(column.show(figure))
     if column.key in _SUCCESS:
-        style = "" if row.arm.number == 0 else f' style="color: {_arm_colour(row.arm.number)}"'
+        style = "" if row.arm.hue == 0 else f' style="color: {_arm_colour(row.arm.hue)}"'
         mean, _, interval = text.partition(" ")
         text = f'{mean} <span class="sub">{interval}</span>'
         text += f'<div class="range"{style}>{_bar(figure)}</div>'
@@ -138,10 +138,10 @@ def svg_of(picture: Picture) -> str:
     svg = buffer.getvalue()[buffer.getvalue().index("<svg ") :]
     for own, of_page in ((INK, "ink"), (MUTED, "muted"), (GRID, "grid"), (PAPER, "paper")):
         svg = svg.replace(own.lower(), f"var(--{of_page})")
-    for number, own in enumerate(COLOURS, 1):
-        svg = svg.replace(own.lower(), _arm_colour(number))
+    for hue, own in enumerate(COLOURS, 1):
+        svg = svg.replace(own.lower(), _arm_colour(hue))
     return svg
 
 
-def _arm_colour(number: int) -> str:
-    return f"var(--arm-{(number - 1) % len(COLOURS)})"
+def _arm_colour(hue: int) -> str:
+    return f"var(--arm-{(hue - 1) % len(COLOURS)})"

@@ -17,6 +17,8 @@ from craftcli.report.labels import shorten
 _MARKER = 0.042
 """Width of a marker in units of the axes: markers nearer than that would cover each other."""
 _LABEL_COLUMNS = 46
+_CLEAR = 8
+"""So many arms can be told apart with their intervals drawn in full."""
 
 
 def draw_trade_off(comparison: Comparison) -> Picture | None:
@@ -32,7 +34,8 @@ def draw_trade_off(comparison: Comparison) -> Picture | None:
     _draw_curves(axes, drawn)
     places = spread_out([_place(row) for row in drawn])
     for row, place in zip(drawn, places, strict=True):
-        _draw_arm(axes, row, place)
+        # Many intervals over each other hide what they are of.
+        _draw_arm(axes, row, place, faint=len(drawn) > _CLEAR)
     _draw_names(names, drawn, with_limits=limits)
     return figure
 
@@ -102,16 +105,17 @@ def _draw_curves(axes: Axes, rows: Sequence[ArmFigures]) -> None:
     for members in curves.values():
         x, y = zip(*(_place(row) for row in members), strict=True)
         own = colour(members[0].arm)
-        axes.plot(x, y, color=own, linewidth=2.5, alpha=0.35, zorder=1.5)
+        axes.plot(x, y, color=own, linewidth=3, alpha=0.6, zorder=3.5)
 
 
-def _draw_arm(axes: Axes, row: ArmFigures, place: tuple[float, float]) -> None:
+def _draw_arm(axes: Axes, row: ArmFigures, place: tuple[float, float], *, faint: bool) -> None:
     old, new = row.figures[OLD], row.figures[NEW]
     if not (old and new):
         return
     own, arm = colour(row.arm), row.arm
     x, y = new.mean, old.mean
-    bar: dict[str, Any] = {"color": own, "linewidth": 1.6, "alpha": 0.55, "zorder": 2}
+    alpha = 0.25 if faint else 0.55
+    bar: dict[str, Any] = {"color": own, "linewidth": 1.6, "alpha": alpha, "zorder": 2}
     axes.plot(_ends(new), [y, y], **bar, gid=f"{gid(arm)}-x")
     axes.plot([x, x], _ends(old), **bar, gid=f"{gid(arm)}-y")
     if place != (x, y):

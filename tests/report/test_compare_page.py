@@ -101,7 +101,9 @@ def test_points_of_one_sweep_are_joined_in_its_order(run_of: Make) -> None:
         for i, (old, new) in enumerate(points)
     ]
     runs.append(run_of("action", old=0.5, new=0.5, arm="alone"))
-    picture = draw_trade_off(compare_records(runs, Roles()))
+    comparison = compare_records(runs, Roles())
+    assert [row.arm.hue for row in comparison.arms] == [1, 1, 1, 2]
+    picture = draw_trade_off(comparison)
     assert picture is not None
     lines = [line.get_xydata().tolist() for line in picture.axes[0].get_lines()]
     (curve,) = (line for line in lines if len(line) > 2)
