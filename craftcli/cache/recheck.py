@@ -8,24 +8,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from craftcli.cache.format import layer_names
+from craftcli.cache.format import Manifest, layer_names
 from craftcli.cache.reader import CacheReader
 from craftcli.cache.stats import scalar_variance
-from craftcli.choices import LossKind, Mode
+from craftcli.choices import Kind, LossKind, Mode
 from craftcli.engine.anchor_rows import AnchorRows
 from craftcli.engine.anchors import AnchorBatch, AnchorSet
 from craftcli.engine.compatibility import TOLERANCE
 from craftcli.engine.imitation import Imitation
-from craftcli.engine.losses import layer_loss
 from craftcli.policies.loading import Checkpoint
-
-BATCH_ROWS = 8
-"""Rows the teacher sees at once: few enough for any machine that could build the cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowCheck:
-    """How far one row's stored states are from what the teacher gives now."""
+    """How far what is stored of one row is from what the teacher gives now."""
 
     row: int
     """Row of the cache."""
@@ -34,9 +30,10 @@ class RowCheck:
     episode: int
     frame: int
     layer: str
-    """The layer that is furthest off."""
+    """The layer that is furthest off, or `action` for the outputs."""
     drift: float
-    """Its squared error in shares of the layer's variance (nmse); infinite if it is no number."""
+    """Its squared error in shares of its variance (nmse), or the divergence of tokens; infinite if
+    it is no number."""
     tolerance: float
     """What rounding may account for."""
 
@@ -69,11 +66,11 @@ def spread_rows(reader: CacheReader, count: int) -> list[int]:
 def obstacle(reader: CacheReader) -> str | None:
     """Why rows of this cache cannot be run again, whoever the teacher is."""
     manifest = reader.manifest
-    if "hidden" not in manifest.kinds:
-        return f"the cache holds {', '.join(manifest.kinds)} and no hidden states"
+    if not _comparable(manifest):
+        return f"the cache holds {', '.join(manifest.kinds)}, neither hidden states nor outputs"
     if not reader.read_all("valid").any():
         return "the cache has no valid row"
-    for layer in layer_names(manifest):
+    for layer in layer_names(manifest) if Mode.HIDDEN.value in manifest.kinds else ():
         stats = reader.stats(layer)
         if scalar_variance(stats.variance, stats.count) <= 0:
             return f"the states of {layer} do not vary, and drift is a share of their variance"
@@ -92,62 +89,34 @@ def recheck(
 
     A cache that left its images in the dataset needs `images`.
     """
-    anchors = AnchorSet.open(reader.path, batch_size=1, seed=0, images=images)
+    modes = _comparable(reader.manifest)
+    kinds = [Kind(mode) for mode in modes]
+    anchors = AnchorSet.open(reader.path, batch_size=1, seed=0, kinds=kinds, images=images)
     adapter = teacher.for_stack(reader.manifest.stack).adapter
-    term = Imitation([Mode.HIDDEN], anchors, teacher.policy, adapter, loss=LossKind.NMSE)
+    term = Imitation(modes, anchors, teacher.policy, adapter, loss=LossKind.NMSE)
     device = next(teacher.policy.parameters()).device
-    checks: list[RowCheck] = []
-    for start in range(0, len(rows), BATCH_ROWS):
-        some = np.asarray(rows[start : start + BATCH_ROWS])
-        batch = anchors.read(some, device)
-        checks += _compare(
-            reader, some, batch, term.states(term.features(batch)), anchors.variances
-        )
-    return checks
+    return [_check(reader, term, row, anchors.read(np.asarray([row]), device)) for row in rows]
 
 
-def _compare(
-    reader: CacheReader,
-    rows: Any,
-    batch: AnchorBatch,
-    states: dict[str, torch.Tensor],
-    variances: dict[str, float],
-) -> list[RowCheck]:
+def _check(reader: CacheReader, term: Imitation, row: int, batch: AnchorBatch) -> RowCheck:
     manifest = reader.manifest
-    tolerance = max(
-        TOLERANCE.get(dtype, 1e-6) for dtype in (manifest.dtype, manifest.teacher.dtype)
-    )
+    drifts: dict[str, float] = {}
+    for mode, loss in term.compare(term.features(batch), batch, LossKind.NMSE).items():
+        for part, value in (loss.per_layer or {mode.value: loss.total}).items():
+            drifts[part] = _finite_or_infinite(value.item())
+    worst = max(drifts, key=lambda part: drifts[part])
     index = {
-        name: reader.read(f"index/{name}", rows) for name in ("dataset_index", "episode", "frame")
+        name: int(reader.read(f"index/{name}", np.asarray([row]))[0])
+        for name in ("dataset_index", "episode", "frame")
     }
-    checks = []
-    device = next(iter(states.values())).device
-    mask = torch.from_numpy(reader.read("hidden_mask", rows)).to(device)
-    for at, row in enumerate(rows):
-        one = slice(at, at + 1)
-        drifts = {
-            layer: _finite_or_infinite(
-                layer_loss(
-                    now[one],
-                    batch.targets[layer][one],
-                    mask[one],
-                    LossKind.NMSE,
-                    variances[layer],
-                ).item()
-            )
-            for layer, now in states.items()
-        }
-        worst = max(drifts, key=lambda layer: drifts[layer])
-        checks.append(
-            RowCheck(
-                row=int(row),
-                layer=worst,
-                drift=drifts[worst],
-                tolerance=tolerance,
-                **{name: int(values[at]) for name, values in index.items()},
-            )
-        )
-    return checks
+    dtypes = (manifest.dtype, manifest.teacher.dtype)
+    tolerance = max(TOLERANCE.get(dtype, 1e-6) for dtype in dtypes)
+    return RowCheck(row=row, layer=worst, drift=drifts[worst], tolerance=tolerance, **index)
+
+
+def _comparable(manifest: Manifest) -> list[Mode]:
+    """What a teacher that did not change has a loss of 0 in."""
+    return [mode for mode in (Mode.HIDDEN, Mode.ACTION) if mode.value in manifest.kinds]
 
 
 def _finite_or_infinite(drift: float) -> float:

@@ -76,6 +76,19 @@ def test_another_policy_is_off_in_every_row(reader: CacheReader, student: Any) -
     assert not any(check.passed for check in recheck(reader, student, [0, 16, 31]))
 
 
+@pytest.mark.parametrize("kind", ["hidden+action", "action"])
+def test_another_head_is_seen_in_the_outputs(
+    build: Callable[..., Path], teacher: Any, student: Any, tmp_path: Path, kind: str
+) -> None:
+    reader = CacheReader.open(build(tmp_path / "a.zarr", samples=4, kind=kind))
+    assert obstacle(reader) is None
+    assert all(check.passed for check in recheck(reader, teacher, range(4)))
+    with torch.no_grad():
+        student.policy.model.paligemma_with_expert.paligemma.lm_head.weight *= 1.1
+    checks = recheck(reader, student, range(4))
+    assert [(check.layer, check.passed) for check in checks] == [("action", False)] * 4
+
+
 def test_rounding_of_the_stored_dtype_is_not_drift(
     build: Callable[..., Path], teacher: Any, tmp_path: Path
 ) -> None:
@@ -111,4 +124,4 @@ def test_what_cannot_be_run_again_is_said(
     lonely = CacheReader.open(build(tmp_path / "a.zarr", samples=1))
     assert "do not vary" in str(obstacle(lonely))
     labels: Any = SimpleNamespace(manifest=SimpleNamespace(kinds=("token_ce",)))
-    assert "no hidden states" in str(obstacle(labels))
+    assert "neither hidden states nor outputs" in str(obstacle(labels))
