@@ -1,5 +1,6 @@
 """How training went: the same few curves of every arm, side by side."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ def draw_curves(arms: Sequence[Arm]) -> Picture | None:
     trained = [arm for arm in arms if any(run.metrics for run in arm.runs)]
     if not trained:
         return None
-    groups = [trained[i : i + _ARMS_A_ROW] for i in range(0, len(trained), _ARMS_A_ROW)]
+    groups = _rows(trained)
     figure = Picture(figsize=(13, 3.3 * len(groups)), layout="constrained")
     FigureCanvasAgg(figure)
     rows = figure.subfigures(len(groups), 1, squeeze=False)[:, 0]
@@ -40,6 +41,18 @@ def draw_curves(arms: Sequence[Arm]) -> Picture | None:
             _draw_panel(axes, some, name, title)
         _name_lines(row, some)
     return figure
+
+
+def _rows(arms: Sequence[Arm]) -> list[list[Arm]]:
+    """The arms in rows: points of one curve, which share a colour, are in different ones."""
+    ranks: list[list[Arm]] = []
+    seen: Counter[int] = Counter()
+    for arm in arms:
+        if seen[arm.hue] == len(ranks):
+            ranks.append([])
+        ranks[seen[arm.hue]].append(arm)
+        seen[arm.hue] += 1
+    return [rank[i : i + _ARMS_A_ROW] for rank in ranks for i in range(0, len(rank), _ARMS_A_ROW)]
 
 
 def _draw_panel(axes: Axes, arms: Sequence[Arm], name: str, title: str) -> None:

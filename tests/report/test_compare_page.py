@@ -16,6 +16,7 @@ from craftcli.errors import CraftError
 from craftcli.report.compare import Comparison, compare_records
 from craftcli.report.compare_files import write_report
 from craftcli.report.compare_runs import Roles
+from craftcli.report.curves_plot import draw_curves
 from craftcli.report.trade_off_plot import _MARKER, draw_trade_off, spread_out
 
 type Make = Callable[..., Any]
@@ -103,6 +104,10 @@ def test_points_of_one_sweep_are_joined_in_its_order(run_of: Make) -> None:
     runs.append(run_of("action", old=0.5, new=0.5, arm="alone"))
     comparison = compare_records(runs, Roles())
     assert [row.arm.hue for row in comparison.arms] == [1, 1, 1, 2]
+    curves = draw_curves([row.arm for row in comparison.arms])
+    assert curves is not None
+    legends = [[t.get_text() for t in row.legends[0].get_texts()] for row in curves.subfigs]
+    assert legends == [["1  ε 0", "4  alone"], ["2  ε 1"], ["3  ε 2"]]
     picture = draw_trade_off(comparison)
     assert picture is not None
     lines = [line.get_xydata().tolist() for line in picture.axes[0].get_lines()]
