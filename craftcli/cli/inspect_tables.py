@@ -16,14 +16,20 @@ _DIGEST = 64
 def show_summary(summary: "CacheSummary", output: Output) -> None:
     """What is in the cache and where it came from."""
     teacher, dataset = summary.teacher, summary.dataset
+    layers = {}
+    if "hidden" in summary.kinds:
+        layers = {
+            "Layers": f"{', '.join(map(str, summary.layers))} of {summary.layer_count} "
+            f"in stack {summary.stack}",
+            "Pooling": f"{summary.pooling}: {summary.vectors} vectors of {summary.dim} a layer",
+        }
     output.table(
         f"Cache {summary.path}",
         {
             "Rows": f"{summary.rows} ({summary.valid_rows} valid) in {summary.chunks} chunks",
             "Complete": "yes" if summary.complete else "no",
-            "Layers": f"{', '.join(map(str, summary.layers))} of {summary.layer_count} "
-            f"in stack {summary.stack}",
-            "Pooling": f"{summary.pooling}: {summary.vectors} vectors of {summary.dim} a layer",
+            "Holds": ", ".join(summary.kinds),
+            **layers,
             "Stored as": f"{summary.dtype}, images {summary.images}",
             "Size": f"{size(summary.size_bytes)}, {size(round(summary.bytes_per_row))} a row",
             "Teacher": f"{teacher.source} ({teacher.policy_type}, {teacher.dtype}), "
@@ -36,14 +42,15 @@ def show_summary(summary: "CacheSummary", output: Output) -> None:
             + ", ".join(f"{name} {version}" for name, version in summary.versions.items()),
         },
     )
-    output.table(
-        "Norm of the hidden states",
-        {
-            norms.layer: f"mean {norms.mean:.3f}, std {norms.std:.3f}, "
-            f"range {norms.min:.3f} to {norms.max:.3f}, variance {norms.scalar_variance:.4g}"
-            for norms in summary.layer_norms
-        },
-    )
+    if summary.layer_norms:
+        output.table(
+            "Norm of the hidden states",
+            {
+                norms.layer: f"mean {norms.mean:.3f}, std {norms.std:.3f}, "
+                f"range {norms.min:.3f} to {norms.max:.3f}, variance {norms.scalar_variance:.4g}"
+                for norms in summary.layer_norms
+            },
+        )
     output.table("Rows by task", {task: str(rows) for task, rows in summary.tasks.items()})
 
 
