@@ -105,15 +105,18 @@ def compare(work: Path, name: str, extent: Extent, on_job: Callable[[Job], None]
     result = run_sweep(spec, on_job=on_job)
     if result.interrupted:
         raise KeyboardInterrupt
+    for error in result.failures.values():
+        if error.what != REFUSED:
+            raise error
     tests = open_tests(data, teacher)
     rows = [measure(fresh, tests, arm="untrained"), measure(teacher, tests, arm="teacher")]
     for arm in spec.arms:
         for seed in spec.seeds:
-            error = result.failures.get(f"train {arm.name}, seed {seed}")
+            refused = f"train {arm.name}, seed {seed}" in result.failures
             run = folder_of(spec, arm.name, seed)
             rows.append(
                 _refused(arm.name, seed)
-                if error and error.what == REFUSED
+                if refused
                 else measure(run, tests, arm=arm.name, seed=seed)
             )
     return rows

@@ -65,7 +65,9 @@ def _diffusion(folder: Path) -> Path:
 
 
 def _vqbet(folder: Path) -> Path:
-    return save(folder, vqbet.policy(vision_backbone="resnet_of_two_layers"))
+    # Offsets weigh 10,000 for LeRobot, beside which codes are not learnt in so few steps.
+    weights = {"offset_loss_weight": 10.0}
+    return save(folder, vqbet.policy(vision_backbone="resnet_of_two_layers", **weights))
 
 
 def _two_layers(weights: None) -> nn.Module:
@@ -171,6 +173,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "vqbet": Family(
         fresh=_vqbet,
+        teaching=800,
         held=_settings(
             "gpt -1 vision_text",
             "gpt -1 mean_action_tokens",

@@ -73,8 +73,12 @@ def _write(folder: Path, write: Callable[[Path, bool, int, int], None], episodes
     for seed, (name, root) in enumerate(roots.items(), start=10):
         count = episodes // 4 if name.endswith("test") else episodes
         if not root.is_dir():
-            root.parent.mkdir(parents=True, exist_ok=True)
-            write(root, name.startswith("old"), count, seed)
+            # Whole or not at all: what is there is kept.
+            partial = folder / f"{name}.partial"
+            shutil.rmtree(partial, ignore_errors=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            write(partial, name.startswith("old"), count, seed)
+            partial.rename(root)
     return Data(**roots)
 
 
