@@ -14,6 +14,7 @@ from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER
 from craftcli.engine.anchor_rows import AnchorRows, open_anchor_rows
 from craftcli.errors import CraftError
 from craftcli.evaluation.findings import ActionError
+from craftcli.policies.history import recall
 from craftcli.policies.identity import teacher_identity
 from craftcli.policies.loading import Checkpoint, load_checkpoint
 
@@ -61,16 +62,10 @@ def compare_actions(
     anchor_root: str | None = None,
 ) -> ActionError:
     """The nmse of the action chunks that come out, each policy with its own processors."""
-    if _remembers(student):
-        raise CraftError(
-            "The actions of the policy cannot be compared with its teacher's.",
-            why=f"a {student.policy_type} acts on what it saw before, which a cache does not have.",
-            fix="build the cache with --kind hidden+action: it then holds what is compared.",
-        )
     identity = reader.manifest.dataset
     frames = _spread(reader)
     both = [
-        _actions(
+        chosen_actions(
             policy,
             open_anchor_rows(identity, policy, root=anchor_root),
             frames,
@@ -93,10 +88,10 @@ def compare_actions(
 
 
 @torch.no_grad()
-def _actions(
+def chosen_actions(
     policy: Checkpoint, data: AnchorRows, frames: Sequence[int], *, seed: int, batch_size: int
 ) -> Tensor:
-    """[rows, steps, parts] in the units of the robot."""
+    """The chunks that a policy acts out on these frames, [rows, steps, parts], in robot units."""
     policy.policy.eval()
     chunks = []
     with torch.random.fork_rng():
@@ -105,7 +100,8 @@ def _actions(
             # The same noise for both, where a policy draws some.
             torch.manual_seed(seed + start)
             policy.policy.reset()
-            chunks.append(policy.postprocess(policy.policy.predict_action_chunk(batch)).cpu())
+            chunk = policy.policy.predict_action_chunk(recall(policy.policy, batch))
+            chunks.append(policy.postprocess(chunk).cpu())
     return torch.cat(chunks).float()
 
 
@@ -115,12 +111,6 @@ def _spread(reader: CacheReader) -> list[int]:
     chosen = np.unique(np.linspace(0, len(rows) - 1, ROWS).round().astype(int))
     frames: list[int] = reader.read("index/dataset_index", rows[chosen]).tolist()
     return frames
-
-
-def _remembers(checkpoint: Checkpoint) -> bool:
-    """Whether the policy keeps observations, not only actions, from step to step."""
-    queues = getattr(checkpoint.policy, "_queues", None) or {}
-    return any(key != "action" for key in queues)
 
 
 def _no_teacher(manifest: Manifest, why: str) -> CraftError:

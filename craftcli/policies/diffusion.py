@@ -44,6 +44,8 @@ class DiffusionAdapter(PolicyAdapter):
 
     policy_types: ClassVar[tuple[str, ...]] = ("diffusion",)
     stack_names: ClassVar[tuple[str, ...]] = (CONDITIONING, "down", "bottleneck", "up")
+    # Measured in examples/family_defaults (a tiny, weak teacher, one seed): actions moved 8 times
+    # less than with nothing held, with `down` or `bottleneck` at most 1.4 times.
     default_stack: ClassVar[str] = "up"
     default_layers: ClassVar[tuple[int, ...]] = (-1,)
     default_pooling: ClassVar[Pooling] = Pooling.ACTION_TOKENS

@@ -51,6 +51,8 @@ class FlowAdapter(PolicyAdapter):
     """
 
     stack_names: ClassVar[tuple[str, ...]] = (VLM, EXPERT)
+    # Measured in examples/family_defaults (tiny policies, one seed): the actions of pi0 and smolvla
+    # moved 22 and 8 times less than with nothing held; holding the language model held nothing.
     default_stack: ClassVar[str] = EXPERT
     default_layers: ClassVar[tuple[int, ...]] = (-2, -1)
     default_pooling: ClassVar[Pooling] = Pooling.ACTION_TOKENS

@@ -44,6 +44,8 @@ class MultiTaskDitAdapter(PolicyAdapter):
 
     policy_types: ClassVar[tuple[str, ...]] = ("multi_task_dit",)
     stack_names: ClassVar[tuple[str, ...]] = (CONDITIONING, "transformer")
+    # Measured in examples/family_defaults (a tiny, weak teacher, one seed): actions moved 18 times
+    # less than with nothing held, 5 times with pooled tokens, 1.3 times with the condition.
     default_stack: ClassVar[str] = "transformer"
     default_layers: ClassVar[tuple[int, ...]] = (-1,)
     default_pooling: ClassVar[Pooling] = Pooling.ACTION_TOKENS

@@ -25,8 +25,6 @@ from typer.testing import CliRunner
 from craftcli.cli.app import app
 
 FAMILIES = (SMOLVLA, PI05, ACT, DIFFUSION, PI0_FAST, PI0, XVLA, FLOWED, VQBET)
-REMEMBER = (DIFFUSION, FLOWED, VQBET)
-"""They act on several observations, of which a row of a cache has the last one to act on."""
 SAMPLES, STEPS = 6, 3
 SMALL = ("--device", "cpu", "--batch-size", "2")
 
@@ -92,10 +90,9 @@ def test_build_train_and_eval(
     asked = run("eval", "trained", "--cache", states)
     assert asked["drift"]["layers"]
     action = asked["drift"]["action"]
-    assert (action is None) == bool(asked["left_out"])  # compared, or told why not
-    if family not in REMEMBER:
-        assert action["kind"] == "chunk_nmse"
-        assert 0 <= action["value"] < math.inf
+    assert asked["left_out"] == []
+    assert action["kind"] == "chunk_nmse"
+    assert 0 <= action["value"] < math.inf
 
 
 @pytest.mark.parametrize(("mode", "code"), [("hidden", 3), ("hidden+action", 0)])
