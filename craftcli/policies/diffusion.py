@@ -22,7 +22,7 @@ from craftcli.policies.base import (
 )
 from craftcli.policies.cameras import camera_images
 from craftcli.policies.draws import integer_rows, normal_rows, row_generators
-from craftcli.policies.memory import recomputes
+from craftcli.policies.memory import may_stop
 from craftcli.policies.taps import tap
 from craftcli.policies.tokens import (
     ACTION_IS_PAD,
@@ -122,7 +122,7 @@ class DiffusionAdapter(PolicyAdapter):
         )
         stack = self.stack(policy, wanted.stack or self.default_stack)
         output = None
-        stop = not (wanted.output or recomputes(policy))
+        stop = may_stop(policy, wanted)
         with tap(stack, wanted.layers, stop=stop) as seen:
             predicted = _unet(policy)(noisy, batch[TIME], global_cond=condition)
             if wanted.output:

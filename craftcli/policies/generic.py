@@ -15,7 +15,7 @@ from craftcli.choices import Layout, OutputKind, Pooling
 from craftcli.errors import EXIT_USAGE, CraftError
 from craftcli.policies.base import Batch, Features, LayerStack, Policy, PolicyAdapter, Wanted
 from craftcli.policies.layouts import as_tokens, layout_of
-from craftcli.policies.memory import recomputes
+from craftcli.policies.memory import may_stop
 from craftcli.policies.own_forward import SEED, each_row, repeated
 from craftcli.policies.taps import tap
 
@@ -98,7 +98,7 @@ class PathAdapter(PolicyAdapter):
     ) -> tuple[dict[int, Tensor], Features]:
         found = _NOTHING
         stack = self.stack(policy, wanted.stack)
-        stop = not (wanted.output or recomputes(policy))
+        stop = may_stop(policy, wanted)
         with tap(stack, wanted.layers, stop=stop) as seen:
             found = self._runner.features(policy, batch, self._whole)
         missing = [layer for layer in wanted.layers if layer not in seen]

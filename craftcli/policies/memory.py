@@ -6,6 +6,7 @@ from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
 from torch import nn
 
 from craftcli.errors import EXIT_USAGE, CraftError
+from craftcli.policies.base import Wanted
 
 
 def save_memory(policy: Any) -> None:
@@ -33,6 +34,11 @@ def is_recomputing(module: nn.Module) -> bool:
     """Whether a module, when it trains, runs its layers again in the backward pass."""
     names = ("gradient_checkpointing", "gradient_checkpointing_enabled")
     return any(getattr(module, name, False) is True for name in names)
+
+
+def may_stop(policy: nn.Module, wanted: Wanted) -> bool:
+    """Whether a forward pass may end at the last layer that is wanted."""
+    return not (wanted.output or recomputes(policy))
 
 
 def recomputes(policy: nn.Module) -> bool:

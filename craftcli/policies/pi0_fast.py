@@ -25,7 +25,7 @@ from craftcli.policies.base import (
     PolicyAdapter,
     Wanted,
 )
-from craftcli.policies.memory import recomputes
+from craftcli.policies.memory import may_stop
 from craftcli.policies.taps import tap
 
 
@@ -105,7 +105,7 @@ class Pi0FastAdapter(PolicyAdapter):
         embeddings = embeddings.to(self.compute_dtype(policy))
         masks = _masks(pad_mask, image_length, action_length)
         output = None
-        stop = not (wanted.output or recomputes(policy))
+        stop = may_stop(policy, wanted)
         with tap(self.stack(policy, "vlm"), wanted.layers, stop=stop) as hidden:
             (states, _), _ = model.paligemma_with_expert.forward(
                 attention_mask=prepare_attention_masks_4d(attention, dtype=embeddings.dtype),
