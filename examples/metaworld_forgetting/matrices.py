@@ -61,6 +61,6 @@ def matrices_table(tasks: Sequence[str], matrices: Sequence[Matrix]) -> str:
 
 def _over(values: Sequence[float]) -> str:
     figure = over_seeds(values)
-    if figure.low is None:
-        return f"{figure.mean:.2f}"
-    return f"{figure.mean:.2f} ± {figure.mean - figure.low:.2f}"
+    # Rounding must not leave a minus before a zero.
+    mean = f"{round(figure.mean, 2) + 0.0:.2f}"
+    return mean if figure.low is None else f"{mean} ± {figure.mean - figure.low:.2f}"

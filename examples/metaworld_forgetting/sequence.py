@@ -51,8 +51,8 @@ PLAIN = ["--mode", "none"]
 ARMS = {
     "plain fine-tuning": PLAIN,
     "hidden + action": ["--mode", "hidden+action"],
-    # Near what it was tuned to on the pairs; its anchors come with the experts' labels.
-    "replay": ["--mode", "replay", "--lambda-init", "0.3", "--lambda-lr", "0", "--surgery", "none"],
+    # As it was tuned on the pairs; its anchors come with the experts' labels.
+    "replay": ["--mode", "replay", "--lambda-init", "1", "--lambda-lr", "0", "--surgery", "none"],
 }
 
 
