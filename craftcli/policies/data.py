@@ -16,6 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, default_collate
 from craftcli.cache.processes import Processes
 from craftcli.errors import CraftError
 from craftcli.policies.base import Batch
+from craftcli.policies.columns import Columns
 from craftcli.policies.dataset_versions import INFO_FILE, check_local_version, check_version
 
 REMEMBER_BYTES = 512 * 2**20
@@ -47,7 +48,7 @@ def open_dataset(
         meta = LeRobotDatasetMetadata(name, root=local, revision=revision)
         check_version(name, meta.info.codebase_version)
         check_features(policy_config, meta, renames or {})
-        return LeRobotDataset(
+        dataset = LeRobotDataset(
             name,
             root=local,
             revision=revision,
@@ -67,6 +68,8 @@ def open_dataset(
             why=f"it is no folder here, and the Hub did not give it: {error}",
             fix="check the name, or give --dataset-root the folder of a downloaded dataset.",
         ) from error
+    Columns.into(dataset)
+    return dataset
 
 
 def check_features(policy_config: Any, meta: Any, renames: Mapping[str, str]) -> None:
