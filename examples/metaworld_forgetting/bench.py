@@ -37,6 +37,7 @@ PAIRS = {
 SECTIONS = {
     "": ("main", "tuned", "rest"),
     "-ablations": ("ablations",),
+    "-short": ("short",),
     "-coverage": ("coverage",),
 }
 """Which groups of arms make a table together."""

@@ -21,6 +21,7 @@ RESULTS_FILE = "results.json"
 _COLUMNS = ("old", "new", "nbt", "drift", "action_error", "anchors", "seconds")
 _SUBTITLES = {
     "-ablations": ": one setting at a time",
+    "-short": ": a third of the steps",
     "-coverage": ": where the anchors do not reach",
 }
 
