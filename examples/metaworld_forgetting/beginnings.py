@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from experts import ACTION, ACTION_SIZE, STATE, VECTORS, WORLD
 from lerobot.configs import FeatureType, PolicyFeature
@@ -114,4 +115,7 @@ def _statistics(data: Path) -> dict[str, dict[str, Any]]:
         own["std"] = own["std"].clip(min=LEAST_SPREAD)
         for edge, sign in (("min", -1), ("max", 1)):
             own[edge] = own["mean"] + sign * (abs(own[edge] - own["mean"])).clip(min=LEAST_SPREAD)
+    # Diffusion cuts off what it predicts at these, and new tasks need actions that the old do not.
+    for edge, sign in (("min", -1), ("max", 1)):
+        stats[ACTION][edge] = sign * np.ones_like(stats[ACTION][edge])
     return stats
