@@ -75,6 +75,8 @@ def _run(opened: "OpenedRun", source: Source[TrainConfig], output: Output) -> "R
         output.say(f"Adapters: {trained:,} of {whole:,} parameters are trained")
     if opened.resumed:
         output.say(f"Going on from step {opened.resumed.step} of {config.steps}")
+    elif cut_off := trainer.cut_off():
+        output.warn(cut_off)
     if opened.retention:
         _prepare_retention(opened, opened.retention, output)
     done = opened.resumed.step if opened.resumed else 0

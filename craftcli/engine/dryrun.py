@@ -83,6 +83,10 @@ class DryRun:
         """What the policy predicts, after the checks have passed; None without an adapter."""
         return self._student.adapter.output_kind
 
+    def cut_off(self) -> str | None:
+        """Which of the new actions the policy cannot take, after the checks have passed."""
+        return self._trainer.cut_off()
+
     def peak_memory_bytes(self) -> int:
         """The most memory used so far, on the GPU if there is one."""
         return peak_memory_bytes(next(self._student.policy.parameters()).device)

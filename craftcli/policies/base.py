@@ -154,6 +154,10 @@ class PolicyAdapter(ABC):
     def compute_dtype(self, policy: Policy) -> torch.dtype:
         """The precision in which the layers compute; norms and the vision tower may differ."""
 
+    def action_bound(self, policy: Policy) -> float | None:
+        """Where normalised actions are cut off when the policy acts; None if nowhere."""
+        return None
+
     def image_keys(self, policy: Policy, batch: Batch) -> tuple[str, ...]:
         """The entries of a processed batch that are images of the policy's cameras."""
         return tuple(sorted(key for key in policy.config.image_features if key in batch))

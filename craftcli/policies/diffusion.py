@@ -84,6 +84,11 @@ class DiffusionAdapter(PolicyAdapter):
         return (*observed, ACTION, NOISE, TIME, *padding)
 
     @override
+    def action_bound(self, policy: Policy) -> float | None:
+        config = policy.config
+        return config.clip_sample_range if config.clip_sample else None
+
+    @override
     def compute_dtype(self, policy: Policy) -> torch.dtype:
         dtype: torch.dtype = _unet(policy).final_conv[-1].weight.dtype
         return dtype

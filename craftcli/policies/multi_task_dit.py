@@ -79,6 +79,11 @@ class MultiTaskDitAdapter(PolicyAdapter):
         return (*observed, ACTION, NOISE, TIME, *padding)
 
     @override
+    def action_bound(self, policy: Policy) -> float | None:
+        config = policy.config
+        return config.clip_sample_range if config.is_diffusion and config.clip_sample else None
+
+    @override
     def compute_dtype(self, policy: Policy) -> torch.dtype:
         dtype: torch.dtype = policy.noise_predictor.output_proj.weight.dtype
         return dtype
