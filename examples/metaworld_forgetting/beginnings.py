@@ -87,7 +87,8 @@ FAMILIES = {
     ),
     "diffusion": Family(
         make=diffusion,
-        perception="conditioning",
+        # The condition vector comes before anything that is trained when there are no images.
+        perception="down",
         lora_targets="cond_encoder.1",
         rounds=((4000, 1e-3), (1000, 2e-4)),
     ),
