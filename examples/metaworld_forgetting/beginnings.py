@@ -76,6 +76,9 @@ class Family:
     lora_targets: str
     rounds: tuple[tuple[int, float], ...]
     """Of the teacher's training: steps and learning rate."""
+    steps: int
+    """Of fine-tuning."""
+    anchors: int
 
 
 FAMILIES = {
@@ -84,6 +87,8 @@ FAMILIES = {
         perception="encoder",
         lora_targets="linear1;linear2",
         rounds=((1500, 1e-3), (500, 2e-4)),
+        steps=1500,
+        anchors=512,
     ),
     "diffusion": Family(
         make=diffusion,
@@ -91,6 +96,11 @@ FAMILIES = {
         perception="down",
         lora_targets="cond_encoder.1",
         rounds=((4000, 1e-3), (1000, 2e-4)),
+        # Plain fine-tuning opens 0.68 of the doors after 1500 steps, 0.82 after 3000.
+        steps=3000,
+        # An anchor has one noise and one time: of 512, the policy learns these draws by heart, with
+        # L_ret 0.002 on them and 0.015 on others.
+        anchors=2048,
     ),
 }
 

@@ -54,10 +54,11 @@ class Extent:
     """Episodes of each task."""
     rounds: tuple[tuple[int, float], ...] | None = None
     """Of the teacher's training: steps and learning rate; None for the family's own."""
-    steps: int = 1500
-    """Of fine-tuning."""
+    steps: int | None = None
+    """Of fine-tuning; None for the family's own."""
     lr: float = 1e-3
-    anchors: int = 512
+    anchors: int | None = None
+    """None for the family's own."""
     held_out: int = 256
     episodes: int = 50
     max_steps: int = 150
@@ -98,19 +99,24 @@ class Bench:
         data.mkdir(parents=True, exist_ok=True)
         old = write_dataset(data / pair.name, pair.old, episodes=extent.demonstrations)
         new = write_dataset(data / pair.new, (pair.new,), episodes=extent.demonstrations)
-        self._arms = fitted(pair.name, FAMILIES[family], old, episodes=extent.demonstrations)
-        rounds = extent.rounds or FAMILIES[family].rounds
+        kind = FAMILIES[family]
+        self._arms = fitted(pair.name, kind, old, episodes=extent.demonstrations)
+        rounds = extent.rounds or kind.rounds
         teacher = train_teacher(self.folder, family, old, rounds, bar)
         self._document: dict[str, Any] = {
             "title": f"{', '.join(pair.old)} → {pair.new} ({family})",
             "old": [f"metaworld:{task}" for task in pair.old],
             "new": [f"metaworld:{pair.new}"],
-            "cache": {"dataset": str(old), "samples": extent.anchors, "kind": "hidden+action"},
+            "cache": {
+                "dataset": str(old),
+                "samples": extent.anchors or kind.anchors,
+                "kind": "hidden+action",
+            },
             "held_out": {"samples": extent.held_out},
             "train": {
                 "policy": str(teacher),
                 "dataset": str(new),
-                "steps": extent.steps,
+                "steps": extent.steps or kind.steps,
                 "batch_size": 32,
                 "lr": extent.lr,
                 "lr_schedule": "cosine",

@@ -89,7 +89,7 @@ class Sequence:
             options = [*options, "--cache", str(self._anchors(policy, number))]
         craft(
             *("train", "--policy", policy, "--dataset", self._data / TASKS[number], "-o", run),
-            *("--steps", min(STEPS, self._extent.steps), "--batch-size", 32),
+            *("--steps", self._extent.steps or STEPS, "--batch-size", 32),
             *("--lr", self._extent.lr, "--lr-schedule", "cosine"),
             *("--seed", self.seed, "--save-every", 0, "--log-every", 100, "--overwrite"),
             *options,
@@ -99,7 +99,7 @@ class Sequence:
     def _anchors(self, policy: Path, number: int) -> Path:
         """The cache that the policy is held by while it learns a task."""
         folder = self._folder / f"{number}-anchors"
-        each = self._extent.anchors // number
+        each = (self._extent.anchors or FAMILIES[FAMILY].anchors) // number
         if self.arm == "replay":
             # Labels are read from the data again, so that all rows have to be of one dataset.
             data = write_dataset(
