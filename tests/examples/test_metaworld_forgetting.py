@@ -13,13 +13,13 @@ FOLDER = Path(__file__).parents[2] / "examples/metaworld_forgetting"
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Run a script of the example, which reports in README.md."""
     monkeypatch.syspath_prepend(FOLDER)
     options = ["--quick", "--work", str(tmp_path / "work"), "--readme", str(tmp_path / "README.md")]
 
-    def run_script(name: str) -> None:
-        monkeypatch.setattr(sys, "argv", [name, *options])
+    def run_script(name: str, *more: str) -> None:
+        monkeypatch.setattr(sys, "argv", [name, *options, *more])
         with pytest.raises(SystemExit) as finished:
             runpy.run_path(str(FOLDER / name), run_name="__main__")
         assert finished.value.code == 0
@@ -29,7 +29,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None
 
 @pytest.mark.slow
 def test_quick_goes_from_data_to_report(
-    run: Callable[[str], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("Before.\n\n<!-- pick-act -->\nold\n<!-- end of pick-act -->\n\nAfter.\n")
@@ -57,8 +57,18 @@ def test_quick_goes_from_data_to_report(
 
 
 @pytest.mark.slow
+def test_another_family_goes_the_same_way(run: Callable[..., None], tmp_path: Path) -> None:
+    run("run.py", "--families", "diffusion", "--groups", "main,rest")
+    (results,) = json.loads((tmp_path / "results.json").read_text()).values()
+    arms = {arm["arm"]: arm for arm in results["arms"]}
+    assert {"plain fine-tuning", "hidden (perception side)", "LoRA"} < arms.keys()
+    assert all(arm["action_error"]["mean"] > 0 for arm in arms.values())
+    assert "### pick-place-v3 → door-open-v3 (diffusion)" in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.slow
 def test_a_row_of_tasks_goes_from_data_to_matrix(
-    run: Callable[[str], None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    run: Callable[..., None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run("sequence.py")
     matrices = json.loads((tmp_path / "results.json").read_text())["sequence-act"]
