@@ -35,7 +35,7 @@ PAIRS = {
 
 
 SECTIONS = {
-    "": ("main", "tuned", "rest"),
+    "": ("main", "replay", "penalties", "rest"),
     "-ablations": ("ablations",),
     "-short": ("short",),
     "-coverage": ("coverage",),
@@ -67,7 +67,7 @@ class Extent:
 FULL = Extent()
 QUICK = Extent(
     pairs=("pick",),
-    groups=("main", "tuned", "coverage"),
+    groups=("main", "replay", "penalties", "coverage"),
     seeds=1,
     demonstrations=2,
     rounds=((5, 1e-3),),
