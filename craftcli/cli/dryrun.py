@@ -58,8 +58,8 @@ def dryrun(source: Source[TrainConfig], output: Output) -> None:
         predicted = run.output_kind if passed else None
         warn_of_unused(unused_in_training(run.config, source.given, output=predicted), output)
         steps: dict[str, Any] = {}
-        if passed and (cut_off := run.cut_off()):
-            output.warn(cut_off)
+        if passed and (out_of_reach := run.out_of_reach()):
+            output.warn(out_of_reach)
         if passed:
             try:
                 steps = _run_steps(run, output)

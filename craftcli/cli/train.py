@@ -54,7 +54,9 @@ def train(source: Source[TrainConfig], output: Output) -> None:
     with processes.joined():
         speaker = output.for_first(is_first=processes.is_first)
         given = {n: getattr(source.settings, n) for n, o in source.origin.items() if o == "flag"}
-        with speaker.status(data_status(source.settings, NEW)):
+        resume = source.settings.resume
+        opening = f"Opening {resume} ..." if resume else data_status(source.settings, NEW)
+        with speaker.status(opening):
             opened = open_run(source.settings, given, processes)
         result = _run(opened, source, speaker)
     if result.interrupted:
@@ -75,8 +77,8 @@ def _run(opened: "OpenedRun", source: Source[TrainConfig], output: Output) -> "R
         output.say(f"Adapters: {trained:,} of {whole:,} parameters are trained")
     if opened.resumed:
         output.say(f"Going on from step {opened.resumed.step} of {config.steps}")
-    elif cut_off := trainer.cut_off():
-        output.warn(cut_off)
+    elif out_of_reach := trainer.out_of_reach():
+        output.warn(out_of_reach)
     if opened.retention:
         _prepare_retention(opened, opened.retention, output)
     done = opened.resumed.step if opened.resumed else 0

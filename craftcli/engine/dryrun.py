@@ -83,9 +83,9 @@ class DryRun:
         """What the policy predicts, after the checks have passed; None without an adapter."""
         return self._student.adapter.output_kind
 
-    def cut_off(self) -> str | None:
+    def out_of_reach(self) -> str | None:
         """Which of the new actions the policy cannot take, after the checks have passed."""
-        return self._trainer.cut_off()
+        return self._trainer.out_of_reach()
 
     def peak_memory_bytes(self) -> int:
         """The most memory used so far, on the GPU if there is one."""

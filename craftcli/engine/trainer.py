@@ -26,7 +26,7 @@ from craftcli.engine.saving import restore, save
 from craftcli.engine.step import train_step
 from craftcli.engine.summary_keeping import SummaryKeeper, keep_summary
 from craftcli.errors import CraftError
-from craftcli.policies.action_range import describe_cut_off
+from craftcli.policies.action_range import describe_out_of_reach
 from craftcli.policies.base import Batch
 from craftcli.policies.data import TaskBatches, read_rows
 from craftcli.policies.identity import dataset_identity
@@ -93,9 +93,9 @@ class Trainer:
         """Whether anchors came from the same dataset."""
         return dataset_identity(self._dataset, []).fingerprint == anchors.fingerprint
 
-    def cut_off(self) -> str | None:
+    def out_of_reach(self) -> str | None:
         """Which of the dataset's actions the policy cannot take; None if it can take all."""
-        return describe_cut_off(self._student, self._dataset)
+        return describe_out_of_reach(self._student, self._dataset)
 
     def sample_batch(self) -> Batch:
         """A few samples as the policy takes them, to try things out on."""

@@ -20,7 +20,7 @@ class Columns:
 
     def __init__(self, stored: Any) -> None:
         self._stored = stored
-        read = {name: _Numbers.of(stored.data.column(name)) for name in stored.column_names}
+        read = {name: _Numbers.of(stored, name) for name in stored.column_names}
         self._numbers = {name: numbers for name, numbers in read.items() if numbers is not None}
         others = [name for name in read if name not in self._numbers]
         self._others = stored.select_columns(others) if others else None
@@ -60,14 +60,18 @@ class Columns:
 class _Numbers:
     """A column of numbers or of vectors, as it lies in the table: mapped from disk, not copied."""
 
-    def __init__(self, parts: Sequence[NDArray[Any]], dtype: type) -> None:
+    def __init__(
+        self, stored: Any, name: str, parts: Sequence[NDArray[Any]], dtype: type[np.generic]
+    ) -> None:
+        self._stored, self._name = stored, name
         self._parts = parts
         self._dtype = dtype
         self._ends = np.cumsum([len(part) for part in parts])
 
     @classmethod
-    def of(cls, column: pa.ChunkedArray) -> Self | None:
+    def of(cls, stored: Any, name: str) -> Self | None:
         """None for a column of anything else, or with gaps."""
+        column = stored.data.column(name)
         kind, size = column.type, None
         if pa.types.is_fixed_size_list(kind):
             kind, size = kind.value_type, kind.list_size
@@ -81,18 +85,24 @@ class _Numbers:
                 return None
             part = values.to_numpy(zero_copy_only=False)
             parts.append(part if size is None else part.reshape(-1, size))
-        return cls(parts, dtype)
+        return cls(stored, name, parts, dtype)
 
-    def __getitem__(self, rows: list[int]) -> list[torch.Tensor]:
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def __getitem__(self, key: Any) -> Any:
+        # LeRobot asks for lists of rows.
+        if not isinstance(key, list) or not key or min(key) < 0 or max(key) >= len(self):
+            return self._stored[self._name][key]
         found = []
-        for row, number in zip(rows, np.searchsorted(self._ends, rows, side="right"), strict=True):
+        for row, number in zip(key, np.searchsorted(self._ends, key, side="right"), strict=True):
             part = self._parts[number]
             value = part[row - self._ends[number] + len(part)]
             found.append(torch.from_numpy(np.array(value, dtype=self._dtype)))
         return found
 
 
-def _as_tensors_have_it(kind: pa.DataType) -> type | None:
+def _as_tensors_have_it(kind: pa.DataType) -> type[np.generic] | None:
     """What `torch.tensor` makes of Python's numbers."""
     if pa.types.is_boolean(kind):
         return np.bool_

@@ -69,6 +69,10 @@ class PathAdapter(PolicyAdapter):
         return self._runner.compute_dtype(policy)
 
     @override
+    def action_bound(self, policy: Policy) -> float | None:
+        return self._runner.action_bound(policy)
+
+    @override
     def processor_overrides(self, config: Any) -> dict[str, dict[str, Any]]:
         return self._runner.processor_overrides(config)
 

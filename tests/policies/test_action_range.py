@@ -1,101 +1,151 @@
-"""Actions beyond where a policy cuts off are found before it is trained on them."""
+"""Actions that a policy cannot take are found before it is trained on them."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from lerobot.policies.factory import make_pre_post_processors
+from lerobot.processor import AbsoluteActionsProcessorStep
 from tiny import act, diffusion, multi_task_dit
 from tiny.world import ACTIONS, write_dataset
 
-from craftcli.policies.action_range import describe_cut_off
-from craftcli.policies.data import open_dataset
-from craftcli.policies.loading import load_checkpoint
+from craftcli.policies.action_range import describe_out_of_reach
+from craftcli.policies.loading import Checkpoint, load_checkpoint
 
-NARROW = {"min": [-1.0, -0.1, -1.0], "max": [1.0, 1.0, 1.0], "mean": [0.0] * 3, "std": [1.0] * 3}
-RANGE = {name: torch.tensor(values) for name, values in NARROW.items()}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Actions from -1 to 1."""
-    return write_dataset(tmp_path_factory.mktemp("range") / "data")
+NARROW = (-0.1, 1.0)
+"""Of the second action; the others have all from -1 to 1."""
 
 
-def narrow(folder: Path, family: Any) -> Path:
-    """A policy whose first task asked for little of the second action."""
+def saved(folder: Path, family: Any, *, second: tuple[float, float] = NARROW) -> Path:
+    """A policy whose first task asked for so much of the second action."""
     family.make(folder)
-    policy = load_checkpoint(str(folder), device="cpu").policy
-    for processor in make_pre_post_processors(policy.config, dataset_stats=_statistics(folder)):
+    policy = load_checkpoint(str(folder), device="cpu")
+    (stats,) = [step.stats for step in policy.preprocess.steps if hasattr(step, "stats")]
+    low, high = torch.tensor([[-1.0, second[0], -1.0], [1.0, second[1], 1.0]])
+    own = {"min": low, "max": high, "mean": (low + high) / 2, "std": (high - low) / 2}
+    processors = make_pre_post_processors(
+        policy.policy.config, dataset_stats={**stats, "action": own}
+    )
+    for processor in processors:
         processor.save_pretrained(folder)
     return folder
 
 
-def _statistics(folder: Path) -> dict[str, Any]:
-    (step,) = [
-        step
-        for step in load_checkpoint(str(folder), device="cpu").preprocess.steps
-        if hasattr(step, "stats")
-    ]
-    return {**step.stats, "action": RANGE}
+class Data:
+    """Only what is read: the actions of a real dataset."""
+
+    def __init__(self, root: Path, actions: np.ndarray[Any, Any]) -> None:
+        features = {"action": {"dtype": "float32", "shape": (ACTIONS,), "names": None}}
+        data = LeRobotDataset.create("me/data", 10, features=features, root=root, use_videos=False)
+        for action in actions:
+            data.add_frame({"action": action.astype("float32"), "task": "push"})
+        data.save_episode()
+        data.finalize()
+        self.opened = LeRobotDataset("me/data", root=root)
 
 
-def told(folder: Path, data: Path) -> str | None:
-    policy = load_checkpoint(str(folder), device="cpu")
-    dataset = open_dataset("me/data", root=str(data), policy_config=policy.policy.config)
-    return describe_cut_off(policy, dataset)
+@pytest.fixture
+def told(tmp_path: Path) -> Callable[..., str | None]:
+    """What is said of a policy and actions."""
+
+    def tell(policy: Path | Checkpoint, actions: np.ndarray[Any, Any]) -> str | None:
+        checkpoint = policy
+        if isinstance(checkpoint, Path):
+            checkpoint = load_checkpoint(str(policy), device="cpu")
+        count = len(list(tmp_path.glob("data-*")))
+        return describe_out_of_reach(checkpoint, Data(tmp_path / f"data-{count}", actions).opened)
+
+    return tell
+
+
+def actions(*, frames: int = 40, low: float = -1.0) -> np.ndarray[Any, Any]:
+    """In equal steps, the second from `low` to 1."""
+    found = np.zeros((frames, ACTIONS))
+    found[:, 1] = np.linspace(low, 1, frames)
+    return found
 
 
 @pytest.mark.parametrize("family", [diffusion, multi_task_dit], ids=lambda f: f.__name__)
 def test_what_is_cut_off_is_told_and_how_far_the_policy_would_have_to_reach(
-    family: Any, data: Path, tmp_path: Path
+    family: Any, told: Callable[..., str | None], tmp_path: Path
 ) -> None:
-    folder = narrow(tmp_path / "policy", family)
-    text = told(folder, data)
+    folder = saved(tmp_path / "policy", family)
+    text = told(folder, actions())
     assert text
-    assert "in action 1 it cuts off at -0.1 and 1, and the data go from -0.9" in text
-    # (-1 - 0.45) / 0.55 = -2.6
-    needed = float(text.partition("config.json to ")[2].split()[0])
-    assert 2.3 < needed <= 2.7
+    # 18 of 40 are below -0.1.
+    assert text.startswith("45.0% of the actions to be learned are out of the policy's reach")
+    assert "in action 1 it cuts off at -0.1 and 1, and the data go from -1 to 1." in text
+    # (-1 - 0.45) / 0.55 = -2.64
+    assert "config.json to 2.7 before" in text
+    assert told(folder, actions(low=-0.1)) is None
 
     config = folder / "config.json"
     settings = json.loads(config.read_text())
-    config.write_text(json.dumps({**settings, "clip_sample_range": needed}))
-    assert told(folder, data) is None
-    config.write_text(json.dumps({**settings, "clip_sample": False}))
-    assert told(folder, data) is None
+    for cure in ({"clip_sample_range": 2.7}, {"clip_sample": False}):
+        config.write_text(json.dumps({**settings, **cure}))
+        assert told(folder, actions()) is None
 
 
-def test_a_policy_that_cuts_nothing_off_is_left_alone(data: Path, tmp_path: Path) -> None:
-    assert told(narrow(tmp_path / "policy", act), data) is None
-
-
-def test_the_share_is_of_actions_not_of_numbers(data: Path, tmp_path: Path) -> None:
-    folder = narrow(tmp_path / "policy", diffusion)
-    dataset = open_dataset(
-        "me/data",
-        root=str(data),
-        policy_config=load_checkpoint(str(folder), device="cpu").policy.config,
-    )
-    actions = torch.stack([row["action"][0] for row in map(dataset.__getitem__, range(16))])
-    assert actions.shape == (16, ACTIONS)
-    share = (actions[:, 1] < -0.1 - 0.02 * 0.55).float().mean().item()
-    assert 0 < share < 1
-    text = told(folder, data)
-    assert text
-    assert text.startswith(f"{share:.1%} of the actions")
-
-
-def test_training_and_rehearsing_warn_and_go_on(
-    data: Path, tmp_path: Path, craft: Callable[..., Any]
+@pytest.mark.parametrize("family", [diffusion, act], ids=lambda f: f.__name__)
+def test_an_action_without_a_scale_is_told_whatever_the_policy(
+    family: Any, told: Callable[..., str | None], tmp_path: Path
 ) -> None:
-    folder = narrow(tmp_path / "policy", diffusion)
-    settings = ("--policy", folder, "--dataset", data, "--mode", "none", "--steps", "1")
-    common = (*settings, "--batch-size", "2", "--device", "cpu")
-    for command in (("train", *common, "-o", tmp_path / "run"), ("dryrun", *common)):
+    folder = saved(tmp_path / "policy", family, second=(0.5, 0.5))
+    text = told(folder, actions())
+    assert text
+    assert text.startswith("action 1 stood still at 0.5 in the data")
+    assert "no scale for the -1 to 1 to be learned" in text
+    assert told(folder, actions(low=0.5) * 0 + 0.5) is None
+
+
+def test_a_policy_that_cuts_nothing_off_is_left_alone(
+    told: Callable[..., str | None], tmp_path: Path
+) -> None:
+    assert told(saved(tmp_path / "policy", act), actions()) is None
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of LeRobot's statistics of inf
+def test_a_stray_frame_is_not_told_and_does_not_count(
+    told: Callable[..., str | None], tmp_path: Path
+) -> None:
+    policy = load_checkpoint(str(saved(tmp_path / "policy", diffusion)), device="cpu")
+    stray = actions(frames=1000, low=0.0)
+    stray[7, 1] = -50
+    assert told(policy, stray) is None
+    broken = actions()
+    broken[3, 0], broken[4, 2] = np.nan, np.inf
+    text = told(policy, broken)
+    assert text
+    assert "config.json to 2.7 before" in text
+
+
+def test_actions_relative_to_what_is_seen_have_no_edges(
+    told: Callable[..., str | None], tmp_path: Path
+) -> None:
+    policy = load_checkpoint(str(saved(tmp_path / "policy", diffusion)), device="cpu")
+    assert told(policy, actions())
+    policy.postprocess.steps.append(AbsoluteActionsProcessorStep(enabled=True))
+    assert told(policy, actions()) is None
+
+
+def test_training_and_rehearsing_warn_and_go_on(tmp_path: Path, craft: Callable[..., Any]) -> None:
+    folder, data = saved(tmp_path / "policy", diffusion), write_dataset(tmp_path / "data")
+    small = ("--batch-size", "2", "--device", "cpu")
+    common = ("--policy", folder, "--dataset", data, "--mode", "none", "--steps", "2", *small)
+    run = tmp_path / "run"
+    for command in (("train", *common, "--save-every", "1", "-o", run), ("dryrun", *common)):
         result = craft(*command)
         assert result.exit_code == 0, result.output
         assert "are out of the policy's reach" in " ".join(result.stderr.split())
+    (run / "checkpoints/last").unlink()
+    (run / "checkpoints/last").symlink_to("000001")
+    again = craft("train", "--resume", run)
+    assert again.exit_code == 0, again.output
+    assert "Going on from step 1" in again.stdout
+    assert "reach" not in again.stderr  # it was told when the run began
+    assert "demo" not in again.output

@@ -14,7 +14,7 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from craftcli.policies.columns import Columns
 
 FPS = 10
-EPISODES, FRAMES = 3, 5
+EPISODES, FRAMES = 3, 5  # of an episode each, and a part of the table
 VECTORS = {"float16": 3, "float32": 4, "float64": 2, "int8": 2, "uint16": 3, "int32": 2, "bool": 2}
 
 
@@ -87,18 +87,27 @@ def test_rows_are_those_of_lerobot(root: Path, settings: dict[str, Any]) -> None
 
 def test_several_rows_and_columns_are_those_of_datasets(root: Path) -> None:
     theirs, ours = (dataset.hf_dataset for dataset in both(root))
-    rows = [7, 0, 7, 14]
-    several, expected = ours[rows], theirs[rows]
-    assert several.keys() == expected.keys()
-    for name, values in expected.items():
-        for mine, value in zip(several[name], values, strict=True):
-            assert_same({name: mine}, {name: value})
-    for name in theirs.column_names:
-        for mine, value in zip(ours[name][rows], theirs[name][rows], strict=True):
-            assert_same({name: mine}, {name: value})
-    assert_same(ours[-1], theirs[-1])
-    with pytest.raises(IndexError):
-        ours[len(theirs)]
+    assert theirs.data.column("action").num_chunks == EPISODES
+    for rows in ([7, 0, 7, 14], [3, -1], slice(2, 9), range(4, 6)):
+        several, expected = ours[rows], theirs[rows]
+        assert several.keys() == expected.keys()
+        for name, values in expected.items():
+            columns = (several[name], ours[name][rows], theirs[name][rows])
+            for value, *mine in zip(values, *columns, strict=True):
+                for other in mine:
+                    assert_same({name: other}, {name: value})
+    for key in (-1, np.int64(3)):
+        assert_same(ours[key], theirs[key])
+    assert len(ours["index"]) == len(theirs["index"])
+    assert [int(row) for row in ours["index"]] == list(range(EPISODES * FRAMES))
+    assert ours["index"][4] == 4
+
+
+@pytest.mark.parametrize("key", [99, [99], [0, 99], -99, []], ids=str)
+def test_rows_that_are_not_there_are_refused_as_datasets_does(root: Path, key: Any) -> None:
+    for dataset in both(root):
+        with pytest.raises(IndexError):
+            dataset.hf_dataset[key]
 
 
 def test_what_is_read_may_be_written_to_and_stays_apart(root: Path) -> None:
