@@ -73,7 +73,8 @@ class Constraint:
             return None
         if self._auto is None:
             # The first turn comes before the first update: the student still is its teacher.
-            self._auto = AutoEpsilon(floor=loss)
+            # 1 - cos of equal vectors may be a rounding error below 0.
+            self._auto = AutoEpsilon(floor=max(loss, 0.0))
         return self._auto.observe(loss)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,11 +1,14 @@
 import json
 import math
+from itertools import chain
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from craftcli.config import RetentionConfig
 from craftcli.engine.calibration import AutoEpsilon
+from craftcli.engine.constraints import Constraint
 
 properties = settings(deadline=None, derandomize=True, max_examples=50)
 losses = st.lists(st.floats(0, 1e3), min_size=20, max_size=60)
@@ -119,3 +122,12 @@ def test_repr() -> None:
     auto = AutoEpsilon(floor=0.5)
     auto.observe(1.0)
     assert repr(auto) == "AutoEpsilon(value=inf, floor=0.5, watched=1/20)"
+
+
+def test_a_cosine_may_begin_a_rounding_error_below_zero() -> None:
+    config = RetentionConfig(mode="hidden", loss="cosine")
+    constraint = Constraint(config, total_steps=100)
+    said = [constraint.update(loss, step) for step, loss in enumerate([-1.7e-8, *ramp(0.1, 0.3)])]
+    (reason,) = chain.from_iterable(said)
+    assert "L_ret was 0 at the teacher's weights" in reason
+    assert 0.05 < constraint.epsilon(99) < 0.15
