@@ -50,6 +50,8 @@ class Extent:
     pairs: tuple[str, ...] = tuple(PAIRS)
     groups: tuple[str, ...] = tuple(GROUPS)
     seeds: int = 3
+    choices: int | None = None
+    """Of a grid, from its beginning; None for all."""
     demonstrations: int = 60
     """Episodes of each task."""
     rounds: tuple[tuple[int, float], ...] | None = None
@@ -69,6 +71,7 @@ QUICK = Extent(
     pairs=("pick",),
     groups=("main", "replay", "penalties", "coverage"),
     seeds=1,
+    choices=2,
     demonstrations=2,
     rounds=((5, 1e-3),),
     steps=5,
@@ -95,6 +98,7 @@ class Bench:
         self.name = f"{pair.name}-{family}"
         self.folder = work / self.name
         self._on_job, self._bar = on_job, bar
+        self._choices = extent.choices
         data = work / "data"
         data.mkdir(parents=True, exist_ok=True)
         old = write_dataset(data / pair.name, pair.old, episodes=extent.demonstrations)
@@ -139,11 +143,12 @@ class Bench:
         """Arms with a grid are tuned; the sweep has all that was chosen."""
         chosen: list[Entry] = []
         for group in groups:
+            offered = [choices(entry)[: self._choices] for entry in group]
             # Earlier arms come along because merges are made of one of them.
-            tried = [{"seeds": [0], **choice} for entry in group for choice in choices(entry)]
+            tried = [{"seeds": [0], **choice} for arms in offered for choice in arms]
             spec = self._run(section, [*chosen, *tried])
             own = list(range(seeds))
-            chosen += [{"seeds": own, **best(spec, choices(entry))} for entry in group]
+            chosen += [{"seeds": own, **best(spec, arms)} for arms in offered]
             spec = self._run(section, chosen)
         return spec
 
