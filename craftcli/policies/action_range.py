@@ -14,6 +14,7 @@ from lerobot.processor import DeviceProcessorStep, UnnormalizerProcessorStep
 from lerobot.utils.constants import ACTION
 from numpy.typing import NDArray
 
+from craftcli.policies.columns import number_parts
 from craftcli.policies.loading import Checkpoint
 
 MARGIN = 0.02
@@ -28,8 +29,8 @@ def describe_out_of_reach(policy: Checkpoint, dataset: Any) -> str | None:
     """Which of the dataset's actions the policy cannot take, and what helps; None if it can."""
     bound = policy.adapter.action_bound(policy.policy)
     actions = _actions(dataset)
-    edges = _edges(policy, bound or 1.0, actions.shape[1])
-    if edges is None or not len(actions):
+    edges = None if actions is None else _edges(policy, bound or 1.0, actions.shape[1])
+    if actions is None or edges is None:
         return None
     low, high = edges
     still = high - low <= STILL * (1 + np.abs(low))
@@ -65,17 +66,14 @@ def _describe_still(number: int, low: NDArray[Any], actions: NDArray[Any]) -> st
     )
 
 
-def _actions(dataset: Any) -> NDArray[Any]:
-    """[frames, numbers], without those that are not finite."""
-    parts = []
-    for chunk in dataset.hf_dataset.data.column(ACTION).chunks:
-        # A lone number a frame lies there without a list around it.
-        flat = chunk.flatten() if hasattr(chunk, "values") else chunk
-        values = flat.to_numpy(zero_copy_only=False)
-        parts.append(values.reshape(len(chunk), -1))
-    actions = np.concatenate(parts)
+def _actions(dataset: Any) -> NDArray[Any] | None:
+    """[frames, numbers], without those that are not finite; None if that leaves nothing."""
+    parts = number_parts(dataset.hf_dataset.data.column(ACTION))
+    if not parts:
+        return None
+    actions = np.concatenate([part.reshape(len(part), -1) for part in parts])
     finite: NDArray[Any] = actions[np.isfinite(actions).all(axis=1)]
-    return finite
+    return finite if len(finite) else None
 
 
 def _edges(policy: Checkpoint, bound: float, size: int) -> tuple[NDArray[Any], NDArray[Any]] | None:

@@ -40,7 +40,8 @@ class Data:
     """Only what is read: the actions of a real dataset."""
 
     def __init__(self, root: Path, actions: np.ndarray[Any, Any]) -> None:
-        features = {"action": {"dtype": "float32", "shape": (ACTIONS,), "names": None}}
+        shape = actions.shape[1:]
+        features = {"action": {"dtype": "float32", "shape": shape, "names": None}}
         data = LeRobotDataset.create("me/data", 10, features=features, root=root, use_videos=False)
         for action in actions:
             data.add_frame({"action": action.astype("float32"), "task": "push"})
@@ -122,6 +123,13 @@ def test_a_stray_frame_is_not_told_and_does_not_count(
     text = told(policy, broken)
     assert text
     assert "config.json to 2.7 before" in text
+
+
+def test_actions_that_are_no_vectors_are_left_alone(
+    told: Callable[..., str | None], tmp_path: Path
+) -> None:
+    policy = load_checkpoint(str(saved(tmp_path / "policy", diffusion)), device="cpu")
+    assert told(policy, np.stack([actions()] * 2, axis=1)) is None
 
 
 def test_actions_relative_to_what_is_seen_have_no_edges(
