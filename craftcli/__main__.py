@@ -1,4 +1,4 @@
-"""`python -m craftcli`, which torchrun needs, is the same as `craft`."""
+"""Runs `craft` as `python -m craftcli`, which torchrun needs."""
 
 from craftcli.cli.app import main
 

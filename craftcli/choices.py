@@ -1,10 +1,13 @@
-"""The named choices of the method, free of heavy imports so that `--help` stays quick."""
+"""The values that settings choose from, by name. No heavy imports, so that `--help` is quick."""
 
 from enum import StrEnum
 
+IGNORED_LABEL = -100
+"""Label of a position without a loss, as in PyTorch's cross-entropy."""
+
 
 class Mode(StrEnum):
-    """What holds the policy to its teacher."""
+    """What a run retains of the teacher."""
 
     HIDDEN = "hidden"
     ACTION = "action"
@@ -16,7 +19,7 @@ class Mode(StrEnum):
 
 
 class Kind(StrEnum):
-    """What a cache stores of its teacher."""
+    """What a cache stores of its teacher, for the modes of the same names."""
 
     HIDDEN = "hidden"
     ACTION = "action"
@@ -24,14 +27,14 @@ class Kind(StrEnum):
 
 
 class ActionSource(StrEnum):
-    """Whose actions the teacher is run over, where a policy takes actions in."""
+    """Which actions the teacher gets as input, for policies that take actions as input."""
 
     TEACHER = "teacher"
     DATA = "data"
 
 
 class Constraints(StrEnum):
-    """Whether several modes share one budget and multiplier, or have one each."""
+    """Whether several modes share one budget and one multiplier, or have one of each per mode."""
 
     JOINT = "joint"
     EACH = "each"
@@ -45,7 +48,7 @@ class OutputKind(StrEnum):
 
 
 class Pooling(StrEnum):
-    """Which tokens of a layer are kept, and how."""
+    """Which tokens of a layer a cache stores, and whether it averages them."""
 
     MEAN_IMAGE_TOKENS = "mean_image_tokens"
     MEAN_MASKED = "mean_masked"
@@ -57,7 +60,7 @@ class Pooling(StrEnum):
 
 
 class Layout(StrEnum):
-    """How the states of a layer lie in a tensor: B rows of the batch, S tokens, D numbers each."""
+    """The axes of a layer's hidden states, in order: B the batch, S the tokens, D the features."""
 
     BSD = "bsd"
     SBD = "sbd"
@@ -65,15 +68,46 @@ class Layout(StrEnum):
     BD = "bd"
 
 
+class Anchors(StrEnum):
+    """Where a run takes its anchors from: what there is, or a cache that was built before."""
+
+    AUTO = "auto"
+    CACHE = "cache"
+
+
+class Teacher(StrEnum):
+    """Whether the teacher's answers are read from a cache, or asked for at every step."""
+
+    CACHED = "cached"
+    LIVE = "live"
+
+
+class AnchorSource(StrEnum):
+    """What a run makes its own anchors of."""
+
+    OLD_FRAMES = "old_frames"
+    STATISTICS = "statistics"
+    OLD_INSTRUCTIONS = "old_instructions"
+    ENVIRONMENT = "environment"
+
+
 class Images(StrEnum):
-    """Where a cache keeps its images: in the dataset they came from, or in itself."""
+    """Where the images of a cache are: in their dataset, or embedded in the cache."""
 
     REFERENCE = "reference"
     EMBED = "embed"
 
 
+class Stats(StrEnum):
+    """Which statistics normalise the data: the teacher's, these widened, or the dataset's."""
+
+    WIDEN = "widen"
+    TEACHER = "teacher"
+    DATASET = "dataset"
+
+
 class Sampling(StrEnum):
-    """How anchors are drawn from the dataset."""
+    """How anchors are drawn: uniformly over frames, or evenly over episodes or tasks."""
 
     UNIFORM = "uniform"
     PER_EPISODE = "per_episode"
@@ -81,7 +115,7 @@ class Sampling(StrEnum):
 
 
 class StoreDtype(StrEnum):
-    """How hidden states are stored; `auto` is the teacher's own precision, which loses nothing."""
+    """The precision of stored hidden states; `auto` is the teacher's own, which loses nothing."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
@@ -99,9 +133,10 @@ class LossKind(StrEnum):
 
 
 class Merge(StrEnum):
-    """How the retention gradient is added to the task gradient.
+    """How the retention gradient and the task gradient are merged.
 
-    From `upgrad` on they are TorchJD's: weights found from both gradients, in place of projection.
+    The choices from `upgrad` on are TorchJD's. They compute weights from both gradients and replace
+    the projection.
     """
 
     WEIGHTED = "weighted"
@@ -114,9 +149,14 @@ class Merge(StrEnum):
     ALIGNED_MTL = "aligned_mtl"
     IMTL_G = "imtl_g"
 
+    @property
+    def replaces_projection(self) -> bool:
+        """Whether it resolves conflicts itself, so that nothing is projected."""
+        return self not in (Merge.WEIGHTED, Merge.EQUAL, Merge.TASK_PRIORITY)
+
 
 class SurgeryScope(StrEnum):
-    """Over which parameters one decision to project is taken; `none` projects nowhere."""
+    """The parameters that share one decision to project; `none` never projects."""
 
     GLOBAL = "global"
     PER_LAYER = "per_layer"
@@ -125,21 +165,21 @@ class SurgeryScope(StrEnum):
 
 
 class ProjectWhen(StrEnum):
-    """In which conflicts the task gradient is projected."""
+    """When the task gradient is projected: in every conflict, or only while L_ret is above ε."""
 
     CONFLICT = "conflict"
     VIOLATED = "violated"
 
 
 class Controller(StrEnum):
-    """How λ follows the violation of the budget."""
+    """How λ follows the violation of the budget: gradient ascent, or a νPI controller."""
 
     ASCENT = "ascent"
     NUPI = "nupi"
 
 
 class Schedule(StrEnum):
-    """How the budget ε moves from its start to its end over the run, or that it is found in it."""
+    """How the budget ε changes over the run; `auto` finds a constant one in the first steps."""
 
     CONSTANT = "constant"
     LINEAR = "linear"
@@ -149,7 +189,7 @@ class Schedule(StrEnum):
 
 
 class LrSchedule(StrEnum):
-    """How the learning rate moves: as the policy's preset has it, not at all, or down to 0."""
+    """How the learning rate changes: by the policy's preset, not at all, or in a cosine to 0."""
 
     PRESET = "preset"
     CONSTANT = "constant"
@@ -157,7 +197,7 @@ class LrSchedule(StrEnum):
 
 
 class Amp(StrEnum):
-    """Precision of forward passes, where it is lower than the policy's own."""
+    """A lower precision for forward passes; `off` keeps the policy's own."""
 
     OFF = "off"
     BF16 = "bf16"
@@ -165,14 +205,14 @@ class Amp(StrEnum):
 
 
 class Parallel(StrEnum):
-    """How several processes share a policy: a copy each, or each a part of it."""
+    """How several processes share a policy: each has a copy (ddp), or a part of it (fsdp)."""
 
     DDP = "ddp"
     FSDP = "fsdp"
 
 
 class Tracker(StrEnum):
-    """Where metrics go besides the run's own file."""
+    """A service that gets the metrics as well as the run's own file."""
 
     NONE = "none"
     WANDB = "wandb"

@@ -1,13 +1,17 @@
-"""Errors that tell the user what happened, why, and what to do about it."""
+"""Errors that say what happened, why, and how to fix it, with their exit codes."""
 
 EXIT_ERROR = 1
+"""Something failed."""
 EXIT_USAGE = 2
+"""The command or its settings cannot be used."""
 EXIT_CHECK_FAILED = 3
+"""A check of the user's data or policy failed."""
 EXIT_INTERRUPTED = 130
+"""The user interrupted the command, and its state is saved where possible."""
 
 
 class CraftError(Exception):
-    """A problem the user can act on; the CLI prints it without a traceback.
+    """A problem that the user can fix; the command line prints it without a traceback.
 
     >>> str(CraftError("No cache at a.zarr.", why="the folder does not exist.", fix="build one."))
     'No cache at a.zarr. Why: the folder does not exist. Fix: build one.'
@@ -19,3 +23,17 @@ class CraftError(Exception):
         self.why = why
         self.fix = fix
         self.exit_code = exit_code
+
+
+def explain_lost_worker(error: BaseException) -> CraftError | None:
+    """The error of a worker process of torch's DataLoader that has ended; None for others.
+
+    torch raises it from a signal handler, so that it may appear anywhere in the main thread.
+    """
+    if not isinstance(error, RuntimeError) or "DataLoader worker" not in str(error):
+        return None
+    return CraftError(
+        "A worker process that reads the data has ended.",
+        why=f"{str(error).splitlines()[0]}. The system ends processes when memory is short.",
+        fix="use fewer --workers; with --workers 0 an error in the data is shown itself.",
+    )

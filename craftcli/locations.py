@@ -1,4 +1,4 @@
-"""Where a cache is: a folder, or a place in an object store that a URL names."""
+"""Where a cache is: a local folder, or the URL of a place in an object store."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Self
 from craftcli.errors import EXIT_USAGE, CraftError
 
 SCHEMES = ("s3", "gs", "hf")
-"""The object stores a cache may be in, by the beginning of their URLs."""
+"""The schemes of the URLs that a cache may have."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class RemotePath:
 
     @property
     def scheme(self) -> str:
-        """Which kind of store it is."""
+        """The kind of store: s3, gs or hf."""
         return self.url.partition("://")[0]
 
     @property
     def name(self) -> str:
-        """The last part."""
+        """The last part of the URL."""
         return self.url.rpartition("/")[2]
 
 
@@ -37,15 +37,15 @@ type Location = Path | RemotePath
 
 
 def locate(path: str | Location) -> Location:
-    """What a user meant by a path or a URL.
+    """Turn a path or a URL into a location.
 
     Raises:
-        CraftError: a URL of a kind that craft does not know, or without a name.
+        CraftError: the scheme of the URL is unknown, or the URL has no name after the bucket.
     """
     if isinstance(path, RemotePath):
         return path
     if isinstance(path, Path):
-        # Path drops the second slash of a URL, and nobody means a folder that is called s3:.
+        # Path drops the second slash of a URL. Nobody has a folder called s3:, so it was a URL.
         if path.parts[:1] in [(f"{scheme}:",) for scheme in SCHEMES]:
             return locate(f"{path.parts[0]}//{'/'.join(path.parts[1:])}")
         return path
@@ -55,10 +55,10 @@ def locate(path: str | Location) -> Location:
     parts = [part for part in rest.split("/") if part]
     if scheme not in SCHEMES or len(parts) < 2:
         raise CraftError(
-            f"{path} is not a place for a cache.",
-            why="it needs a bucket and a name in it."
+            f"{path} cannot be the location of a cache.",
+            why="the URL needs a bucket and a name in it."
             if scheme in SCHEMES
-            else f"craft knows {', '.join(f'{known}://' for known in SCHEMES)} and folders.",
+            else f"craft supports {', '.join(f'{known}://' for known in SCHEMES)} and folders.",
             fix="give a folder, or a URL such as s3://bucket/anchors.zarr.",
             exit_code=EXIT_USAGE,
         )

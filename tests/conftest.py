@@ -1,14 +1,14 @@
-"""Shared by all tests: one process that imports LeRobot once, one copy of the demo, one cache."""
+"""Fixtures of all tests: the demo's teacher and data, one cache, and the `craft` command."""
 
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-# Before torch is imported: on two shared cores, spinning threads make tests many times slower.
+# Set before torch is imported: on two shared cores, spinning threads make tests far slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# Nothing here may reach for the network.
+# No test may use the network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
@@ -20,15 +20,20 @@ quiet_libraries(debug=False)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A skipped test has shown nothing, so that a run with one has not passed."""
+    """Fail a run with a skipped test, which has shown nothing."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter and reporter.stats.get("skipped") and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the longest files, so that no process waits for them at the end."""
+    items.sort(key=lambda item: "examples" not in item.path.parts)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def demo_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A place of its own for the demo's datasets, so that no test depends on the user's."""
+    """A temporary home for the demo's datasets, so that no test depends on the user's."""
     home = tmp_path_factory.mktemp("craft-home")
     before = os.environ.get("CRAFT_HOME")
     os.environ["CRAFT_HOME"] = str(home)
@@ -42,8 +47,8 @@ def demo_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def teacher() -> Any:
     """The demo's teacher, opened; tests must not change it."""
-    from craftcli.config import CacheConfig
-    from craftcli.engine.session import open_policy
+    from craftcli.config.cache import CacheConfig
+    from craftcli.sources import open_policy
 
     return open_policy(CacheConfig(device="cpu"))
 
@@ -51,8 +56,8 @@ def teacher() -> Any:
 @pytest.fixture
 def student() -> Any:
     """A copy of the teacher that a test may train."""
-    from craftcli.config import TrainConfig
-    from craftcli.engine.session import open_policy
+    from craftcli.config.train import TrainConfig
+    from craftcli.sources import open_policy
 
     return open_policy(TrainConfig(device="cpu"))
 
@@ -60,8 +65,8 @@ def student() -> Any:
 @pytest.fixture(scope="session")
 def old_data(teacher: Any) -> Any:
     """The demo's old task as a LeRobotDataset."""
-    from craftcli.config import CacheConfig
-    from craftcli.engine.session import open_anchor_data
+    from craftcli.config.cache import CacheConfig
+    from craftcli.sources import open_anchor_data
 
     return open_anchor_data(CacheConfig(device="cpu"), teacher)
 
@@ -69,18 +74,18 @@ def old_data(teacher: Any) -> Any:
 @pytest.fixture(scope="session")
 def new_data(teacher: Any) -> Any:
     """The demo's new task as a LeRobotDataset."""
-    from craftcli.config import TrainConfig
-    from craftcli.engine.session import open_task_data
+    from craftcli.config.train import TrainConfig
+    from craftcli.sources import open_task_data
 
     return open_task_data(TrainConfig(device="cpu"), teacher)
 
 
 @pytest.fixture(scope="session")
 def build(teacher: Any, old_data: Any) -> Callable[..., Path]:
-    """Build a cache of the demo's teacher with the settings given; by default it stands alone."""
-    from craftcli.cache.build import build_cache
+    """Build a cache of the demo's teacher with these settings; by default with its images."""
+    from craftcli.cache.build.build import build_cache
     from craftcli.choices import Images
-    from craftcli.config import CacheConfig
+    from craftcli.config.cache import CacheConfig
 
     def build_with(output: Path, **settings: Any) -> Path:
         defaults = {"samples": 32, "device": "cpu", "images": Images.EMBED}
@@ -93,7 +98,7 @@ def build(teacher: Any, old_data: Any) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def cache(build: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small cache with the defaults; tests must not change it."""
+    """A small cache with default settings; tests must not change it."""
     return build(tmp_path_factory.mktemp("cache") / "anchors.zarr")
 
 

@@ -1,4 +1,4 @@
-"""How problems reach the user: what, why, fix and an exit code."""
+"""Errors as the user sees them: what, why, fix and an exit code."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,14 +30,12 @@ def test_an_error_reads_as_one_sentence_each() -> None:
     assert str(PROBLEM) == "The gripper is [stuck]. Why: rust. Fix: oil it."
 
 
-def test_the_exit_code_is_1_unless_said() -> None:
+def test_the_exit_code_is_1_by_default() -> None:
     assert CraftError("a", why="b", fix="c").exit_code == 1
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_a_known_problem_is_told_on_stderr(
-    capsys: pytest.CaptureFixture[str], as_json: bool
-) -> None:
+def test_a_known_problem_goes_to_stderr(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
     assert exit_code_of(PROBLEM, as_json=as_json) == 3
     shown = capsys.readouterr()
     assert shown.out == ""

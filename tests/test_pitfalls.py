@@ -1,10 +1,10 @@
-"""The faults of the public prototypes, each ruled out by a test.
+"""The known faults of the public prototypes; a test rules out each of them.
 
-Numbers are those of the list we work from: 1 threshold, 2 merge, 3 image tokens, 4 layer index,
-5 masks, 6 other forward (engine/test_retention.py: the loss is zero for every pooling), 7 swallowed
-cache, 9 logging cadence (report/test_metrics.py), 11 small anchor set, 14 more anchors than frames,
-17 hidden NaN, 18 skipped tests. What a number needs in depth is in the file that mirrors the
-module; here stands the shortest proof on the real policy.
+The numbers are those of our list: 1 threshold, 2 merge, 3 image tokens, 4 layer index, 5 masks,
+6 other forward pass (engine/retention/test_retention.py: the loss is zero for every pooling),
+7 swallowed cache, 9 logging interval (engine/test_metrics.py), 11 small anchor set, 14 more anchors
+than frames, 17 hidden NaN, 18 skipped tests. Here is the shortest proof of each on the real policy;
+the tests of the modules go deeper.
 """
 
 import shutil
@@ -18,16 +18,17 @@ import numpy as np
 import pytest
 import torch
 
-from craftcli.cache.pooling import pool
+from craftcli.cache.reading.reader import CacheReader
 from craftcli.choices import Merge, Pooling
-from craftcli.engine.anchors import AnchorSet
-from craftcli.engine.surgery import operate_
-from craftcli.policies.base import Wanted
-from craftcli.policies.data import read_rows
+from craftcli.engine.method.projection import project_and_merge_
+from craftcli.engine.retention.anchors import AnchorSet
+from craftcli.policies.base import FeatureRequest
+from craftcli.policies.lerobot.batches import read_rows
+from craftcli.policies.pooling import pool
 
 
-def operate(task: list[Any], ret: list[Any], **settings: Any) -> Any:
-    return operate_(
+def project_and_merge(task: list[Any], ret: list[Any], **settings: Any) -> Any:
+    return project_and_merge_(
         task,
         ret,
         **{
@@ -44,19 +45,21 @@ def operate(task: list[Any], ret: list[Any], **settings: Any) -> Any:
 def test_01_the_threshold_is_a_cosine(size: float, angle: float, projected: bool) -> None:
     task = [torch.tensor([size, 0.0])]
     ret = [size * torch.tensor([np.cos(angle), np.sin(angle)]).float()]
-    assert operate(task, ret)[1].conflict is projected
+    assert project_and_merge(task, ret)[1].conflict is projected
 
 
 def test_02_no_gradient_is_dropped_and_equal_halves_all() -> None:
     task = [torch.tensor([2.0]), None, torch.tensor([4.0])]
     ret = [None, torch.tensor([6.0]), torch.tensor([8.0])]
-    merged, _ = operate(task, ret, merge=Merge.EQUAL)
+    merged, _ = project_and_merge(task, ret, merge=Merge.EQUAL)
     assert [g.item() for g in merged] == [1.0, 3.0, 6.0]
 
 
 def test_03_image_tokens_are_the_policys_own_number(teacher: Any, old_data: Any) -> None:
     batch = teacher.preprocess(read_rows(old_data, [0]))
-    masks = teacher.adapter.features(teacher.policy, batch, Wanted(stack="vlm", layers=(0,))).masks
+    masks = teacher.adapter.features(
+        teacher.policy, batch, FeatureRequest(stack="vlm", layers=(0,))
+    ).masks
     embedded = teacher.policy.model.paligemma_with_expert.embed_image(
         batch["observation.images.top"] * 2 - 1
     )
@@ -67,14 +70,15 @@ def test_03_image_tokens_are_the_policys_own_number(teacher: Any, old_data: Any)
 def test_04_builder_and_student_count_layers_alike(
     teacher: Any, build: Callable[..., Path], tmp_path: Path, layers: str
 ) -> None:
-    anchors = AnchorSet.open(
-        build(tmp_path / "a.zarr", layers=layers, samples=8), batch_size=8, seed=0
-    )
+    reader = CacheReader.open(build(tmp_path / "a.zarr", layers=layers, samples=8))
+    anchors = AnchorSet(reader, batch_size=8, seed=0)
     assert anchors.manifest.layers == (1, 3)
     rows = anchors.read(np.arange(8), torch.device("cpu"))
     with torch.no_grad():
         seen = teacher.adapter.features(
-            teacher.policy, rows.inputs, Wanted(stack="vlm", layers=(1, 3), with_actions=True)
+            teacher.policy,
+            rows.inputs,
+            FeatureRequest(stack="vlm", layers=(1, 3), with_actions=True),
         )
     for layer in (1, 3):
         vectors = pool(seen.hidden[layer], seen.masks, Pooling.ACTION_TOKENS).vectors
@@ -83,7 +87,7 @@ def test_04_builder_and_student_count_layers_alike(
 
 def test_05_the_last_token_is_a_word_and_not_a_patch(teacher: Any, old_data: Any) -> None:
     batch = teacher.preprocess(read_rows(old_data, [0, 1]))
-    seen = teacher.adapter.features(teacher.policy, batch, Wanted(stack="vlm", layers=(3,)))
+    seen = teacher.adapter.features(teacher.policy, batch, FeatureRequest(stack="vlm", layers=(3,)))
     words = int(batch["observation.language.attention_mask"][0].sum())
     last = seen.hidden[3][:, 9 + words - 1]
     pooled = pool(seen.hidden[3], seen.masks, Pooling.LAST_TOKEN).vectors
@@ -118,7 +122,7 @@ def test_17_a_nan_is_never_hidden(teacher: Any, old_data: Any) -> None:
     batch["observation.images.top"][1] = torch.nan
     with torch.no_grad():
         seen = teacher.adapter.features(
-            teacher.policy, batch, Wanted(stack="vlm", layers=(3,), with_actions=True)
+            teacher.policy, batch, FeatureRequest(stack="vlm", layers=(3,), with_actions=True)
         )
     for pooling in Pooling:
         vectors = pool(seen.hidden[3], seen.masks, pooling).vectors

@@ -1,4 +1,4 @@
-"""Hidden states between float32 and the dtypes they are stored in.
+"""Converts hidden states between float32 and the dtypes in which they are stored.
 
 Neither numpy nor Zarr has bfloat16: it is kept as the upper 16 bits of a float32, in uint16.
 """
@@ -37,7 +37,7 @@ def encode(values: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
     if dtype == "float32":
         return values
     if dtype == "float16":
-        # The overflow is reported below, with a way out.
+        # The overflow is reported below, with a fix.
         with np.errstate(over="ignore"):
             encoded: npt.NDArray[Any] = values.astype(stored)
     else:
@@ -74,7 +74,7 @@ def _to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     bits = np.ascontiguousarray(values).view(np.uint32).reshape(values.shape)
     upper = bits >> np.uint32(16)
     rounded = (bits + np.uint32(0x7FFF) + (upper & np.uint32(1))) >> np.uint32(16)
-    # Rounding could carry a NaN into infinity, and cutting it could leave no mantissa bit set.
+    # Rounding could turn a NaN into infinity, and truncating it could clear its mantissa.
     quiet_nan = upper | np.uint32(0x40)
     return np.where(np.isnan(values), quiet_nan, rounded).astype(np.uint16)
 

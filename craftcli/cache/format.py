@@ -1,10 +1,11 @@
-"""The cache format, version 1.1: what a craft cache is, apart from how it is written.
+"""The cache format, version 1.3: the arrays, the manifest, and what they mean.
 
-A cache is a Zarr v3 group in a folder. Every array but `commit` and `stats/` has the row axis first
-and `rows_per_chunk` rows to a chunk, all other axes whole, so that chunk `k` holds the same rows in
-every array. The codecs are `bytes` (little endian) and `crc32c`: a chunk file is its raw rows, then
-four bytes of checksum. The last chunk is padded with zeros to full length, and chunks of zeros are
-written like any other. N is the number of rows, V of vectors a row, D their width.
+A cache is a Zarr v3 group in a folder. Every array except `commit` and `stats/` has the row axis
+first. Its chunks have `rows_per_chunk` rows and are not divided along other axes, so that chunk `k`
+holds the same rows in every array. The codecs are `bytes` (little endian) and `crc32c`: a chunk
+file is its raw rows, then four bytes of checksum. The last chunk is padded with zeros to full
+length. Chunks of zeros are written like any other. N is the number of rows, V the number of vectors
+of a row, D the width of a vector.
 
     array                     shape      dtype
     hidden/<stack>.<layer>    [N, V, D]  float32, float16, or bfloat16 kept as uint16 with the
@@ -13,53 +14,78 @@ written like any other. N is the number of rows, V of vectors a row, D their wid
     inputs/<key>              [N, ...]   any fixed-width dtype: the model inputs the teacher saw;
                                          uint8 with the attribute {"craft_scale": "1/255"} stands
                                          for float32 images; none when `images` is "reference"
-    outputs/labels            [N, S]     int64 or int32, token ids the teacher gave, -100 where
-                                         nothing is to be predicted
-    outputs/prediction        [N, S, D'] float32, what the teacher predicted: actions, velocities
+    outputs/labels            [N, S]     int64 or int32, the teacher's token ids, -100 where
+                                         nothing is predicted
+    outputs/prediction        [N, S, D'] float32, the teacher's prediction: actions, velocities
                                          or noise
-    outputs/top_tokens        [N, S, K]  int32, the K tokens the teacher held most likely
+    outputs/top_tokens        [N, S, K]  int32, the teacher's K most likely tokens
     outputs/top_logprobs      [N, S, K]  float32, their log-probabilities over all tokens
     outputs/mask              [N, S]     bool, true where a prediction is a target
-    index/dataset_index       [N]        int64, index of the frame in the dataset
+    index/dataset_index       [N]        int64, index of the frame in the dataset, or in the
+                                         manifest's `datasets` one after the other
     index/episode             [N]        int64
     index/frame               [N]        int64, index of the frame in its episode
     index/task                [N]        int64 into the group attribute "tasks"
+    variation/partner         [N]        int64, index of the second frame of a made row; -1 for a
+                                         frame with other draws and for a state from statistics
+    variation/weight          [N]        float32, weight of its first frame
+    variation/seed            [N]        int64, seed of a made row; -1 for a frame as it is
+    digests/images            [N]        uint64, digest of the camera images of the row's frame, as
+                                         the dataset gave them
+    digests/action            [N]        uint64, digest of the frame's own action in the dataset
+    digests/brightness        [N, B]     uint8, mean brightness of 4 x 4 blocks of each camera's
+                                         images, if they are frames of videos
     valid                     [N]        bool
-    commit                    [chunks]   uint32, one to a chunk
+    commit                    [chunks]   uint32, one record for each chunk
     stats/<stack>.<layer>/    mean [V, D] float64, variance [V, D] float64, count [V] int64
 
-`hidden/`, `hidden_mask` and `stats/` are there when `kinds` has "hidden"; without it `layers` is
-empty and `vectors` and `dim` are 1. `outputs/labels` is there when it has "token_ce". With "action"
-there are `outputs/mask` and either `outputs/prediction` or, from a policy that predicts tokens,
-`outputs/top_tokens` and `outputs/top_logprobs`. An empty
-digest or fingerprint means unknown (an imported cache); a dataset fingerprint that starts with
-`mixed:` means rows of several datasets. The group attributes are
-"craft", the manifest below; "arrays", the row shape, dtype and attributes of each array with a row
-axis, so that a lost array is noticed; "tasks", a list of task strings; and "digest", the sha256 of
-the canonical JSON of these three without `complete`, so that a changed word is noticed.
+The arrays depend on `kinds`. With "hidden" there are `hidden/`, `hidden_mask` and `stats/`; without
+it `layers` is empty and `vectors` and `dim` are 1. With "token_ce" there is `outputs/labels`. With
+"action" there is `outputs/mask`, and either `outputs/prediction` or, for a policy that predicts
+tokens, `outputs/top_tokens` and `outputs/top_logprobs`.
+
+The group attributes are "craft", the manifest below; "arrays", the row shape, dtype and attributes
+of each array with a row axis, so that a lost array is noticed; "tasks", a list of task strings; and
+"digest", the sha256 of the canonical JSON of these three without `complete`, so that any change is
+noticed. An empty digest or fingerprint means unknown (an imported cache). A dataset fingerprint
+that starts with `mixed:` means rows of several datasets whose frames cannot be found again; one
+that starts with `several:` means rows of the manifest's `datasets`. Their frames and episodes are
+counted through, in the order of the list.
 
 A row is valid where `valid` is true: the teacher was run on it, its inputs and index are complete,
-and every vector that `hidden_mask` lets through, and every output, is finite. Other rows hold their
-place only, and nobody may rely on their contents. `stats` covers the let-through vectors of valid
-rows.
+and every output and every vector with a true `hidden_mask` is finite. The contents of other rows
+are undefined. `stats` covers the vectors of valid rows with a true `hidden_mask`. The manifest's
+`stats_digests` has the sha256 of each layer's mean, variance and count, one after the other as
+little-endian numbers.
+
+`digests/` is there if the rows are frames of a dataset: frames that are read from it again must be
+the same ones. It describes a frame before it was mixed with another (`row_digests`). Digests are a
+blake2b of eight bytes. Videos decoded by another `decoder` than at the build are compared by their
+brightness.
 
 `commit[k]` is the crc32c of the checksums (the last four bytes) of the files of chunk `k`, over all
 arrays with a row axis in the order of their sorted names, and 1 if that is 0. It is written after
-those files are on disk; 0 means that the chunk is not there. `complete` turns true after the last.
+these files are on disk; 0 means that the chunk is missing. `complete` becomes true after the last
+chunk.
 
-Versions are "major.minor". A reader refuses a newer major version and reads older ones; a newer
-minor version may only add manifest fields and arrays, which older readers leave alone. Added in
-1.1: the manifest fields `actions` and `layout`, and the arrays of the kind "action".
+Versions are "major.minor". A reader refuses a newer major version and reads older ones. A newer
+minor version may only add manifest fields and arrays, which older readers ignore. A cache is always
+written in the newest version. Added in 1.1: the manifest fields `actions` and `layout`, and the
+arrays of the kind "action". Added in 1.2: `made` and `variation/`. Added in 1.3: `stats_digests`,
+`decoder`, `statistics`, `datasets` and `digests/`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from craftcli.cache.records import read_record, record_to_json
+from craftcli.choices import IGNORED_LABEL as IGNORED_LABEL
+from craftcli.config.records import read_record, record_to_json
 from craftcli.errors import CraftError
+from craftcli.policies.identity import DatasetIdentity, TeacherIdentity
 
-FORMAT_VERSION = "1.1"
+FORMAT_VERSION = "1.3"
+"""The version that this craft writes; it reads every older one."""
 KINDS = ("hidden", "token_ce", "action")
 DTYPES = ("float32", "float16", "bfloat16")
 IMAGES = ("reference", "embedded")
@@ -71,50 +97,53 @@ OUTPUT_MASK = "outputs/mask"
 PREDICTION = "outputs/prediction"
 TOP_TOKENS = "outputs/top_tokens"
 TOP_LOGPROBS = "outputs/top_logprobs"
-IGNORED_LABEL = -100
+DIGESTS = "digests/"
+"""Before the names of the arrays with digests of frames."""
 CHUNK_BYTES = 16 * 1024**2
+
+METADATA_BYTES = 16 * 1024**2
+"""The largest `zarr.json` of a cache that is read; those that craft writes have a few kilobytes."""
+LONGEST_TASK = 65536
+_LONGEST_TEXT = 4096
+"""The longest text in a manifest: paths are no longer. Also the most entries of a list."""
+_PROBLEMS_SHOWN = 10
 
 _REBUILD = "restore the file from a copy, or rebuild it with craft cache build --overwrite."
 
 
 @dataclass(frozen=True, kw_only=True)
-class TeacherIdentity:
-    """Which frozen policy the hidden states came from."""
+class MadeRows:
+    """How rows were made that no dataset holds."""
 
     source: str
-    """Hub repository or folder the teacher was loaded from."""
-    revision: str | None
-    """Revision asked for on the Hub; null for its default, or for a folder."""
-    policy_type: str
-    """LeRobot's name of the policy family, such as pi0_fast."""
-    weights_digest: str
-    """Digest of the weights."""
-    config_digest: str
-    """Digest of the policy configuration."""
-    processor_digest: str
-    """Digest of the processors, with their normalisation statistics."""
-    dtype: str
-    """Dtype the teacher computed in."""
+    """augment: variations of frames; draws: frames with other draws; statistics: drawn states;
+    rollouts: frames that the teacher saw when it acted."""
+    rows: int
+    """How many rows were made: those with a `variation/seed` of 0 or more."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """What else decides them."""
+
+    def describe(self) -> str:
+        """The source and its settings in words.
+
+        >>> MadeRows(source="augment", rows=3, settings={"noise": "0.3"}).describe()
+        'mixtures of frames (noise 0.3)'
+        """
+        sources = " and ".join(_MADE_FROM.get(name, name) for name in self.source.split("+"))
+        settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
+        return f"{sources} ({settings})" if settings else sources
 
 
-@dataclass(frozen=True, kw_only=True)
-class DatasetIdentity:
-    """Which samples the teacher was run on."""
+_MADE_FROM = {
+    "augment": "mixtures of frames",
+    "draws": "frames with other draws",
+    "statistics": "states from the statistics of the teacher's normaliser",
+    "rollouts": "frames that the teacher saw when it acted",
+}
 
-    repo_id: str
-    """Name of the LeRobot dataset."""
-    root: str | None
-    """Folder it was read from."""
-    revision: str | None
-    """Commit or tag on the Hub; null for a local dataset."""
-    fingerprint: str
-    """Digest of the dataset's features and sizes, and of some of its rows."""
-    episodes: int
-    """Episodes in the whole dataset."""
-    frames: int
-    """Frames in the whole dataset."""
-    selection_digest: str
-    """Digest of the dataset indices that were selected as rows."""
+
+WITHOUT_DATASET = ("statistics", "rollouts")
+"""Sources of made rows that need no dataset."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +153,7 @@ class Manifest:
     format_version: str = FORMAT_VERSION
     """Version of this format, "major.minor"."""
     kinds: tuple[str, ...] = ("hidden",)
-    """What the rows can be retained by: any of hidden, token_ce, action."""
+    """What the rows hold of the teacher: any of hidden, token_ce, action."""
     complete: bool
     """Whether every row was written."""
     rows: int
@@ -132,9 +161,9 @@ class Manifest:
     rows_per_chunk: int
     """Rows in every chunk but the last, in every array."""
     stack: str
-    """The layer stack of the policy that was recorded: a family's name, or a path with dots."""
+    """The recorded stack of layers: a name of the policy family, or a path with dots."""
     layout: str | None = None
-    """How states lie that were found by their path: bsd, sbd, bds or bd; null for a name."""
+    """Axes of the states of a stack given by its path: bsd, sbd, bds or bd; null for a name."""
     layers: tuple[int, ...]
     """Recorded layers, counted from 0 (negative numbers already resolved)."""
     layer_count: int
@@ -142,32 +171,53 @@ class Manifest:
     pooling: str
     """How token positions became vectors."""
     vectors: int
-    """Vectors a row has in each layer."""
+    """Vectors of a row in each layer."""
     dim: int
     """Width of a vector."""
     dtype: str
     """Dtype of the hidden states: float32, float16 or bfloat16."""
     images: str
-    """Where the images are: "embedded" under inputs/, or in the dataset ("reference")."""
+    """Where the images are: "embedded" (under inputs/) or "reference" (in the dataset)."""
     sampling: str
     """How the rows were selected: uniform, per_episode, per_task or indices."""
     prompts_digest: str | None
-    """Digest of the instructions that replaced the dataset's own; null when none did."""
+    """Digest of the instructions that replaced those of the dataset; null if none did."""
     actions: str | None = None
-    """Whose actions went into a policy that takes some: "teacher" or "data"; null if unknown."""
+    """The action inputs of a policy that has them: "teacher" or "data"; null if unknown."""
     seed: int
     """Seed of the sample selection, and of what the policy draws at random."""
     teacher: TeacherIdentity
     """The policy that made the hidden states."""
     dataset: DatasetIdentity
-    """The samples they were made on."""
+    """The samples they were made on; of several datasets, all of them together."""
     versions: dict[str, str] = field(default_factory=dict)
     """Versions of the packages that built the cache."""
+    made: MadeRows | None = None
+    """How rows were made that no dataset holds; null if all rows are frames of the dataset."""
+    stats_digests: dict[str, str] | None = None
+    """Digest of the statistics by layer, written when the build ends; null in older caches."""
+    decoder: str | None = None
+    """What decoded the videos of the dataset, with its version; null if it has none."""
+    statistics: dict[str, dict[str, tuple[float, ...]]] | None = None
+    """Statistics that normalised the inputs, by feature, if they were not the teacher's own."""
+    datasets: tuple[DatasetIdentity, ...] | None = None
+    """The datasets of the rows in their order, if they are several; null for a single one."""
 
     def __post_init__(self) -> None:
         problems = _value_problems(self)
         if problems:
             raise _corrupt(problems)
+
+    @property
+    def has_dataset(self) -> bool:
+        """Whether the rows come from frames of a dataset."""
+        sources = self.made.source.split("+") if self.made else []
+        return not any(source in WITHOUT_DATASET for source in sources)
+
+    @property
+    def parts(self) -> tuple[DatasetIdentity, ...]:
+        """The datasets of the rows, several or one."""
+        return self.datasets or (self.dataset,)
 
     @property
     def chunk_count(self) -> int:
@@ -182,14 +232,21 @@ class Manifest:
         return slice(start, min(start + self.rows_per_chunk, self.rows))
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values; `from_json` reads it back."""
-        return record_to_json(self)
+        """As plain JSON values; `from_json` reads it back.
+
+        Fields that were added after version 1.1 are left out where they are null.
+        """
+        added = ("made", "stats_digests", "decoder", "statistics", "datasets")
+        values = record_to_json(self)
+        return {name: v for name, v in values.items() if v is not None or name not in added}
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """Check and read a manifest; names every field that is missing, unknown or ill-typed."""
+        """Read and check a manifest; the error names every missing, unknown or ill-typed field."""
         if not isinstance(data, Mapping):
             raise _corrupt([f"it is {type(data).__name__}, not an object"])
+        if too_long := _too_long(data, ""):
+            raise _corrupt(too_long)
         newer_minor = _check_version(data.get("format_version"))
         problems: list[str] = []
         manifest = read_record(cls, data, problems, allow_unknown=newer_minor)
@@ -204,7 +261,7 @@ def layer_names(manifest: Manifest) -> list[str]:
 
 
 def rows_per_chunk(bytes_per_row: int, rows: int, target: int = CHUNK_BYTES) -> int:
-    """How many rows of the widest array make a chunk of about `target` bytes.
+    """The number of rows that make a chunk of about `target` bytes of the widest array.
 
     >>> rows_per_chunk(bytes_per_row=1024, rows=100_000)
     16384
@@ -217,11 +274,28 @@ def rows_per_chunk(bytes_per_row: int, rows: int, target: int = CHUNK_BYTES) -> 
 
 
 def _corrupt(problems: list[str]) -> CraftError:
-    return CraftError("Cache manifest is not valid.", why="; ".join(problems) + ".", fix=_REBUILD)
+    shown = problems[:_PROBLEMS_SHOWN]
+    if len(problems) > len(shown):
+        shown.append(f"and {len(problems) - len(shown)} more")
+    return CraftError("Cache manifest is not valid.", why="; ".join(shown) + ".", fix=_REBUILD)
+
+
+def _too_long(value: Any, name: str) -> list[str]:
+    """The fields that no craft wrote so long; they are not shown to anybody."""
+    if isinstance(value, str | list | Mapping) and len(value) > _LONGEST_TEXT:
+        return [f"field {name} has a length of {len(value)}, more than {_LONGEST_TEXT}"]
+    if isinstance(value, Mapping):
+        if any(len(str(key)) > _LONGEST_TEXT for key in value):
+            return [f"the name of a field{f' of {name}' if name else ''} is too long"]
+        parts = [(f"{name}.{key}".removeprefix("."), entry) for key, entry in value.items()]
+    else:
+        entries = value if isinstance(value, list) else []
+        parts = [(f"{name}[{i}]", entry) for i, entry in enumerate(entries)]
+    return [problem for part, entry in parts for problem in _too_long(entry, part)]
 
 
 def _check_version(version: Any) -> bool:
-    """Refuse a newer major version; return whether the minor version is newer than this reader."""
+    """Refuse a newer major version; return whether the minor version is newer than this one."""
     if version is None:
         raise _corrupt(["field format_version is missing"])
     parts = version.split(".") if isinstance(version, str) else []
@@ -262,6 +336,8 @@ def _value_problems(manifest: Manifest) -> list[str]:
     ]
     if not manifest.kinds:
         problems.append("field kinds is empty")
+    if manifest.datasets is not None and len(manifest.datasets) < 2:
+        problems.append(f"field datasets has {len(manifest.datasets)} entries, not two or more")
     if "hidden" in manifest.kinds and not manifest.layers:
         problems.append("field layers is empty")
     if len(set(manifest.layers)) < len(manifest.layers):

@@ -1,4 +1,4 @@
-"""Model inputs as stored arrays: untouched images as their bytes, the rest as it is."""
+"""Model inputs as stored arrays: images of the dataset as bytes, everything else unchanged."""
 
 from typing import Any
 
@@ -9,19 +9,19 @@ from numpy.typing import NDArray
 from craftcli.errors import CraftError
 
 UINT8_IMAGE = {"craft_scale": "1/255"}
-"""Attribute of an input array whose uint8 values stand for float32 in [0, 1]."""
+"""Attribute of an input array: its uint8 values stand for float32 in [0, 1]."""
 
 
 def fits_bytes(value: torch.Tensor) -> bool:
     """Whether a tensor is bytes divided by 255, as the images of a dataset are.
 
-    What a normaliser has changed is not, and is stored as it is.
+    Normalised images are not, and are stored unchanged.
     """
     return value.dtype == torch.float32 and torch.equal(_fraction(_bytes(value)), value)
 
 
 def pack(value: torch.Tensor, *, as_bytes: bool) -> NDArray[Any]:
-    """The array to store for a model input, from which `unpack` gives back every bit."""
+    """The array to store for a model input; `unpack` restores every bit."""
     value = value.detach().cpu()
     if as_bytes:
         if not fits_bytes(value):

@@ -23,7 +23,7 @@ def parse_layers(text: str) -> tuple[int, ...]:
 
 
 def resolve_layers(layers: Sequence[int], count: int) -> tuple[int, ...]:
-    """Turn indices of either sign into non-negative ones, in the order given.
+    """Turn layer indices of either sign into non-negative ones; the order stays.
 
     >>> resolve_layers([-2, -1], count=12)
     (10, 11)

@@ -1,4 +1,4 @@
-"""What is in a cache, as one object."""
+"""Sums up the contents and the origin of a cache."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -10,16 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from craftcli.cache.dtypes import decode
-from craftcli.cache.format import DatasetIdentity, TeacherIdentity, layer_names
+from craftcli.cache.format import DIGESTS, layer_names
+from craftcli.cache.made_rows import MadeRowsSummary, summarize_made_rows
 from craftcli.cache.stats import Moments, scalar_variance
+from craftcli.policies.identity import DatasetIdentity, TeacherIdentity
 
 if TYPE_CHECKING:
-    from craftcli.cache.reader import CacheReader
+    from craftcli.cache.reading.reader import CacheReader
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNorms:
-    """How large one layer's valid vectors are; all 0 when there is none."""
+    """L2 norms of one layer's valid vectors; all 0 if there are none."""
 
     layer: str
     """Name of the layer, `<stack>.<layer>`."""
@@ -85,6 +87,8 @@ class CacheSummary:
     """The policy that made the hidden states."""
     dataset: DatasetIdentity
     """The samples they were made on."""
+    datasets: dict[str, int] | None
+    """Valid rows of each dataset, if there are several, by its folder or name."""
     versions: dict[str, str]
     """Versions of the packages that built the cache."""
     layer_norms: tuple[LayerNorms, ...]
@@ -93,6 +97,12 @@ class CacheSummary:
     """Valid rows of each task, in the order of the cache's task list."""
     episodes: int
     """Different episodes among the valid rows."""
+    stats_sealed: bool | None
+    """Whether digests cover the statistics; None if there are none."""
+    frames_sealed: bool | None
+    """Whether digests cover the frames of the dataset; None if the rows have no dataset."""
+    made: MadeRowsSummary | None
+    """The rows that no dataset holds; None if there are none."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -103,7 +113,7 @@ class CacheSummary:
 
 
 def summarize(reader: "CacheReader") -> CacheSummary:
-    """Read index and hidden states once, and sum them up.
+    """Read the index and the hidden states once and sum them up.
 
     Raises:
         CraftError: a chunk is missing or damaged.
@@ -135,15 +145,36 @@ def summarize(reader: "CacheReader") -> CacheSummary:
         created=_ended(reader),
         teacher=manifest.teacher,
         dataset=manifest.dataset,
+        datasets=_rows_by_dataset(reader, valid),
         versions=manifest.versions,
         layer_norms=tuple(_layer_norms(reader, layer) for layer in norms),
         tasks={task: task_counts[i] for i, task in enumerate(reader.tasks)},
         episodes=len(np.unique(reader.read_all("index/episode")[valid])),
+        stats_sealed=reader.stats_sealed,
+        frames_sealed=_frames_sealed(reader),
+        made=summarize_made_rows(reader),
     )
 
 
+def _rows_by_dataset(reader: "CacheReader", valid: npt.NDArray[np.bool_]) -> dict[str, int] | None:
+    datasets = reader.manifest.datasets
+    if datasets is None:
+        return None
+    frames = reader.read_all("index/dataset_index")[valid]
+    ends = np.cumsum([dataset.frames for dataset in datasets])
+    rows = np.bincount(np.searchsorted(ends, frames, side="right"), minlength=len(datasets))
+    names = [dataset.root or dataset.repo_id for dataset in datasets]
+    return {name: int(count) for name, count in zip(names, rows, strict=False)}
+
+
+def _frames_sealed(reader: "CacheReader") -> bool | None:
+    if not reader.manifest.has_dataset or not reader.manifest.dataset.fingerprint:
+        return None
+    return any(name.startswith(DIGESTS) for name in reader.array_names())
+
+
 def _ended(reader: "CacheReader") -> str:
-    # Not in the manifest: the same build gives the same bytes whenever it runs.
+    # Not in the manifest, because the same build must give the same bytes at any time.
     return reader.modified().astimezone(UTC).isoformat(timespec="seconds")
 
 

@@ -1,43 +1,45 @@
-"""The `craft` command."""
+"""The `craft` command: its sub-commands, its help and its version."""
 
 from typing import Annotated
 
 import typer
 
 from craftcli import __version__
-from craftcli.cli import cache, compare, dryrun, eval, info, merge, train
-from craftcli.cli.options import epilog
+from craftcli.cli import cache, compare, dryrun, eval, info, inspect, merge, train
+from craftcli.cli.encoding import set_up_streams
+from craftcli.cli.help import Group, examples_epilog
 from craftcli.cli.quiet import set_up_threads
 
 app = typer.Typer(
+    cls=Group,
     name="craft",
     no_args_is_help=True,
-    add_completion=False,
+    # All commands below inherit this.
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
 )
 app.add_typer(cache.app, name="cache")
-train.register(app)
-dryrun.register(app)
-merge.register(app)
-compare.register(app)
-info.register(app)
-eval.register(app)
+for command in (dryrun, train, inspect, eval, compare, merge, info):
+    command.register(app)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"craft {__version__}")
         raise typer.Exit
 
 
 @app.callback(
-    epilog=epilog("craft dryrun", "craft cache build --layers -2,-1", "craft train --steps 20")
+    epilog=examples_epilog(
+        "craft dryrun", "craft cache build --layers -2,-1", "craft train --steps 20"
+    )
 )
 def craft(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print version."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Fine-tune robot policies on a new task without forgetting the old ones.
@@ -49,4 +51,6 @@ def craft(
 def main() -> None:
     """Entry point of the `craft` script."""
     set_up_threads()
-    app()
+    set_up_streams()
+    # By name: `python -m craftcli` is the same command, in its help and for shell completion.
+    app(prog_name="craft")

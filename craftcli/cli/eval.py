@@ -1,36 +1,53 @@
-"""`craft eval`."""
+"""`craft eval`: measure what a policy kept of its old skill and learned of the new one."""
 
+import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from craftcli.cli.eval_tables import say_evaluation
-from craftcli.cli.options import AsJson, Debug, epilog, guarded, parse_location
+from craftcli.choices import Schedule
+from craftcli.cli.early_checks import check_evaluation
+from craftcli.cli.next_steps import after_eval, held_out_build, quote
+from craftcli.cli.options import AsJson, Debug, add_command, guarded, parse_location
 from craftcli.cli.output import Output
 from craftcli.cli.quiet import quiet_libraries
-from craftcli.config import DEMO
+from craftcli.cli.verdict import show_verdict
+from craftcli.config.policy_and_data import DEVICE_HELP, REMOTE_CODE_HELP
 from craftcli.errors import EXIT_USAGE, CraftError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from craftcli.cache.format import Manifest
+    from craftcli.config.train import TrainConfig
     from craftcli.evaluation.evaluate import Amounts
+    from craftcli.evaluation.results import Drift, Evaluation, InstructionCheck
     from craftcli.evaluation.subject import Plan, Subject
+
+_MATTERS = 0.05
+"""A change of actions, by their variance, from which on an instruction matters."""
+_SHARE_LEFT = 0.2
+"""The share of the teacher's change below which a policy hardly reads its instructions."""
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
-    app.command(
+    add_command(
+        app,
         "eval",
-        help="Measure what a policy kept and learned: drift from its teacher, its loss on data, "
-        "and its success in simulation. Without --cache, --dataset and --env: all that the run "
-        "knows of; with any of them: that alone.",
-        epilog=epilog(
+        evaluate,
+        help="Measure what a policy kept and learned: its drift from the teacher, its loss on "
+        "data, and its success in simulation.\n\nWithout --cache, --dataset and --env, everything "
+        "that the run knows is measured; with any of them, only what they name.",
+        examples=(
             "craft eval runs/hidden",
             "craft eval runs/hidden --cache held_out.zarr --plot drift.png",
             "craft eval runs/hidden --env metaworld:door-open-v3 --episodes 50 --workers 2",
             "craft eval me/my_policy --dataset me/old_task --dataset me/new_task --json",
         ),
-    )(evaluate)
+    )
 
 
 def evaluate(
@@ -38,7 +55,7 @@ def evaluate(
         str,
         typer.Argument(
             metavar="RUN_OR_POLICY",
-            help="A run, a checkpoint of one, a LeRobot policy, or demo for the demo's teacher.",
+            help="A run, one of its checkpoints, a LeRobot policy, or demo for the demo's teacher.",
         ),
     ],
     cache: Annotated[
@@ -46,71 +63,127 @@ def evaluate(
         typer.Option(
             parser=parse_location,
             metavar="PATH",
-            help="Measure drift on this cache; craft cache build --exclude makes a held-out one.",
+            help="Measure the drift on this cache. craft cache build --exclude makes a held-out "
+            "one.",
         ),
     ] = None,
     dataset: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="DATASET",
-            help="Measure the policy's own loss on it: a folder, a Hub name, or demo; repeatable.",
+            metavar="DATA",
+            help="Measure the policy's own loss on this dataset: a folder, a Hub name, or demo. "
+            "Repeatable.",
         ),
     ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME",
-            help="Measure success in it: demo, metaworld:TASK, or LeRobot's pusht, aloha:TASK, "
-            "libero:SUITE, ...; repeatable.",
+            metavar="ENV",
+            help="Measure the success in this environment: demo, metaworld:TASK, or LeRobot's "
+            "pusht, aloha:TASK, libero:SUITE, ... Repeatable.",
         ),
     ] = None,
-    episodes: Annotated[int, typer.Option(min=1, help="Episodes in each environment.")] = 50,
+    old_dataset: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DATA",
+            help="The same for data of an old task, with the teacher's statistics if the run has "
+            "both. Repeatable.",
+        ),
+    ] = None,
+    old_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ENV",
+            help="The same for the environment of an old task, with the teacher's statistics if "
+            "the run has both. Repeatable.",
+        ),
+    ] = None,
+    episodes: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Episodes in each environment.")
+    ] = 50,
     seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the first episode; each has one more.")
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Seed of the first episode; each next one has the next seed."
+        ),
     ] = 1000,
     max_steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps of an episode. Without it: the environment's own."),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Most steps in an episode. Default: the environment's own limit.",
+        ),
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Frames of each dataset.")] = 512,
+    samples: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Frames to draw from each dataset.")
+    ] = 512,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Episodes, frames and anchors that run together.")
+        int,
+        typer.Option(min=1, metavar="N", help="Episodes, frames and anchors to compute at once."),
     ] = 50,
     workers: Annotated[
-        int, typer.Option(min=0, help="Processes that simulate; 0 does it in this one.")
+        int,
+        typer.Option(min=0, metavar="N", help="Processes that simulate; 0 simulates in this one."),
     ] = 0,
     anchor_root: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER", help="Folder of the cache's dataset, if it has moved."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder of the anchors' dataset, when it has moved since the cache was built.",
+        ),
     ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option(help="Run Python code that comes with the policy's tokenizers.")
-    ] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto.")] = "auto",
+    teacher: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY",
+            help="The teacher of the cache, for the error of the actions when the cache holds none "
+            "of its outputs. Default: the policy that the run started from.",
+        ),
+    ] = None,
+    teacher_success: Annotated[
+        bool,
+        typer.Option(
+            help="Roll the teacher of a run out in the same episodes, once: the result is kept."
+        ),
+    ] = True,
+    trust_remote_code: Annotated[bool, typer.Option(help=REMOTE_CODE_HELP)] = False,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help=DEVICE_HELP)] = "auto",
     name: Annotated[
-        str, typer.Option(help="A run's result is kept as RUN/evaluations/NAME.json.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Save the result of a run as RUN/evaluations/NAME.json, or NAME-2.json, ...: "
+            "earlier ones are kept.",
+        ),
     ] = "evaluation",
     output_file: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Where to keep it instead."),
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Save the result to this file instead."
+        ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw the drift of each layer.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw the drift of each layer into this PNG file."),
     ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Measure what was asked for, say it, and keep it."""
+    """Evaluate a policy, print the result and save it."""
 
     def act(output: Output) -> None:
         _check_name(name)
+        check_evaluation(source, cache=cache, environments=env or [], device=device)
+        if plot is not None:
+            from craftcli.plots.png import check_plot_file
+
+            check_plot_file(plot)
         with output.status("Loading ..."):
             quiet_libraries(debug=debug)
             from craftcli.evaluation.evaluate import Amounts
             from craftcli.evaluation.subject import open_subject
-            from craftcli.report.drift_plot import check_plot_file
-        if plot is not None:
-            check_plot_file(plot)
         amounts = Amounts(
             episodes=episodes,
             seed=seed,
@@ -120,71 +193,152 @@ def evaluate(
             workers=workers,
         )
         with output.status(f"Opening {source} ..."):
-            subject = open_subject(source, device=device, trust_remote_code=trust_remote_code)
-            plan = _plan(subject, cache, dataset or [], env or [])
-        _run(
-            subject, plan, amounts, output, anchor_root, plot, _kept_in(subject, name, output_file)
+            subject = open_subject(
+                source, device=device, trust_remote_code=trust_remote_code, teacher=teacher
+            )
+            plan = _plan(
+                subject,
+                cache,
+                datasets={None: dataset or [], "old": old_dataset or []},
+                environments=env or [],
+                old_environments=old_env or [],
+            )
+        measure = functools.partial(
+            _measure, subject, plan, amounts, anchor_root=anchor_root, with_teacher=teacher_success
         )
+        _run(subject, plan, measure, output, plot, _keeping(subject, name, output_file))
 
     guarded(act, as_json=as_json, debug=debug)
+
+
+def _measure(
+    subject: "Subject",
+    plan: "Plan",
+    amounts: "Amounts",
+    output: Output,
+    *,
+    anchor_root: str | None,
+    with_teacher: bool,
+) -> "Evaluation":
+    from craftcli.evaluation.evaluate import evaluate_policy
+
+    return evaluate_policy(
+        subject,
+        plan,
+        amounts,
+        output.progress,
+        anchor_root=anchor_root,
+        with_teacher=with_teacher,
+    )
 
 
 def _run(
     subject: "Subject",
     plan: "Plan",
-    amounts: "Amounts",
+    measure: "Callable[[Output], Evaluation]",
     output: Output,
-    anchor_root: str | None,
     plot: Path | None,
-    file: Path | None,
+    keep: "Callable[[Evaluation], Path | None]",
 ) -> None:
-    from craftcli.evaluation.evaluate import evaluate as evaluate_policy
-    from craftcli.report.drift_plot import plot_drift
+    from craftcli.plots.drift_plot import plot_drift
 
     if plot is not None and plan.cache is None:
         raise CraftError(
             "There is no drift to plot.",
-            why="no cache is evaluated on.",
+            why="drift is measured on a cache, and there is none.",
             fix="give one with --cache.",
             exit_code=EXIT_USAGE,
         )
-    result = evaluate_policy(subject, plan, amounts, output.progress, anchor_root=anchor_root)
-    say_evaluation(result, output)
+    if (own := subject.continued_after) is not None:
+        output.warn(
+            f"lerobot-train has continued this run: craft trained it up to step {own}, and nothing "
+            "held the policy to its teacher since. craft eval "
+            f"{quote(str(subject.run))}/checkpoints/STEP evaluates an earlier checkpoint."
+        )
+    if subject.has_two_processors:
+        output.note(
+            "This run has two sets of statistics: old tasks (--old-env, --old-dataset, anchors) "
+            "use the teacher's, all others those of the new task."
+        )
+    if subject.verdict is not None:
+        show_verdict(subject.verdict, output)
+    result = measure(output)
+    _show_evaluation(result, output)
+    if result.drift is not None and result.drift.shared_rows and plan.cache is not None:
+        _warn_of_shared(result.drift, plan.cache.manifest, output)
+    file = keep(result)
     if file is not None:
-        result.save(file)
-        output.note(f"Kept in {file}")
+        output.note(f"Saved to {file}")
     if plot is not None and result.drift is not None:
-        plot_drift([(subject.checkpoint.source, result.drift)], plot)
+        drifts = [(subject.checkpoint.source, result.drift)]
+        plot_drift(drifts, plot, epsilon=_comparable_budget(subject.config))
         output.note(f"Drew {plot}")
+    if subject.run is not None:
+        output.next(after_eval(subject.run))
+    elif file is not None:
+        output.next(f"craft compare {quote(file)} RUN ...")
     output.json(result.to_json())
 
 
-def _plan(subject: "Subject", cache: Any, datasets: list[str], environments: list[str]) -> "Plan":
-    """What was named; or, if nothing was, all that the run knows of."""
-    from craftcli.evaluation.subject import DataSource, Plan, demo_data
+def _comparable_budget(config: "TrainConfig | None") -> float | None:
+    """The last ε of a run, if it is a share of the teacher's variance as drift is."""
+    if config is None or not (config.retains and config.scale_known):
+        return None
+    return None if config.schedule is Schedule.AUTO else config.budget[1]
 
-    if cache is None and not datasets and not environments:
+
+def _plan(
+    subject: "Subject",
+    cache: Any,
+    *,
+    datasets: dict[str | None, list[str]],
+    environments: list[str],
+    old_environments: list[str],
+) -> "Plan":
+    """What the options name, or everything that the run knows if they name nothing."""
+    from craftcli.cache.reading.reader import CacheReader
+    from craftcli.evaluation.subject import Plan
+    from craftcli.sources import dataset_sources
+
+    named = (*datasets.values(), environments, old_environments)
+    if cache is None and not any(named):
         plan = subject.plan()
         if plan.cache is None and not plan.datasets and not plan.environments:
             raise CraftError(
                 "There is nothing to evaluate on.",
-                why=f"{subject.checkpoint.source} is no run, which would know its data.",
+                why=f"{subject.checkpoint.source} is not a run, so its data are unknown.",
                 fix="name a --cache, a --dataset or an --env.",
                 exit_code=EXIT_USAGE,
             )
         return plan
-    sources: list[DataSource] = []
-    for name in datasets:
-        sources += demo_data() if name == DEMO else [DataSource(repo_id=name)]
-    return Plan(cache=cache, datasets=tuple(sources), environments=tuple(environments))
+    return Plan(
+        cache=None if cache is None else CacheReader.open(cache),
+        datasets=tuple(
+            replace(source, group=group or source.group)
+            for group, names in datasets.items()
+            for name in names
+            for source in dataset_sources(name)
+        ),
+        environments=tuple(environments),
+        old_environments=tuple(old_environments),
+    )
 
 
-def _kept_in(subject: "Subject", name: str, output_file: Path | None) -> Path | None:
-    from craftcli.evaluation.record import FOLDER
+def _keeping(
+    subject: "Subject", name: str, output_file: Path | None
+) -> "Callable[[Evaluation], Path | None]":
+    """What saves the result: to the user's file, or beside the earlier ones of the run."""
 
-    if output_file is not None or subject.home is None:
+    def keep(result: "Evaluation") -> Path | None:
+        from craftcli.evaluation.results import EVALUATIONS_FOLDER
+
+        if output_file is not None:
+            result.save(output_file)
+        elif subject.home is not None:
+            return result.keep(subject.home / EVALUATIONS_FOLDER, name)
         return output_file
-    return subject.home / FOLDER / f"{name}.json"
+
+    return keep
 
 
 def _check_name(name: str) -> None:
@@ -192,6 +346,89 @@ def _check_name(name: str) -> None:
         raise CraftError(
             f"--name {name!r} cannot be used.",
             why="it becomes the name of a file.",
-            fix="write a word, and --output for another folder.",
+            fix="give a plain name, or --output for another folder.",
             exit_code=EXIT_USAGE,
         )
+
+
+def _show_evaluation(result: "Evaluation", output: Output) -> None:
+    """Print all results, and warn of what could not be measured."""
+    policy = result.policy
+    step = "" if policy.step is None else f", step {policy.step}"
+    output.say(f"{policy.source}: {policy.policy_type}{step}")
+    if result.drift:
+        _show_drift(result.drift, output)
+    for loss in result.losses:
+        rows = {f"{loss.frames} frames": f"{loss.mean:.4f}"}
+        rows |= {f"  {task}": f"{mean:.4f}" for task, mean in loss.by_task.items()}
+        output.table(f"\nLoss on {_named(loss.dataset, loss.group)}", rows)
+    if result.instructions is not None:
+        _show_instructions(result.instructions, output)
+    if result.success:
+        episodes = len(result.success[0].episodes)
+        rows = {}
+        of_teacher = {found.environment: found.rate for found in result.teacher_success}
+        for success in result.success:
+            low, high = success.interval
+            text = f"{success.rate:.2f}  [{low:.2f}, {high:.2f}]"
+            if success.environment in of_teacher:
+                text += f"  teacher {of_teacher[success.environment]:.2f}"
+            rows[_named(success.environment, success.group)] = text
+        output.table(f"\nSuccess in {episodes} episodes, with 95 % interval", rows)
+    for success in result.success:
+        if success.crashed:
+            output.warn(
+                f"{len(success.crashed)} episodes of {success.environment} crashed and count as "
+                f"failed; the first, of seed {success.crashed[0].seed}: {success.crashed[0].error}."
+            )
+    for reason in result.left_out:
+        output.warn(f"left out: {reason}")
+
+
+def _show_instructions(check: "InstructionCheck", output: Output) -> None:
+    """Print how much the instruction matters; warn where it hardly does any more."""
+    if check.skipped is not None:
+        output.note(f"Instruction check skipped: {check.skipped}.")
+        return
+
+    def figure(value: float | None) -> str:
+        return "-" if value is None else f"{value:.3f}"
+
+    rows = {
+        _named(effect.dataset, effect.group): f"{figure(effect.policy)}"
+        + ("" if effect.teacher is None else f"  teacher {figure(effect.teacher)}")
+        for effect in check.effects
+    }
+    output.table("\nChange of the actions under another instruction, by their variance", rows)
+    for effect in check.effects:
+        if effect.policy is None or effect.teacher is None:
+            continue
+        if effect.teacher > _MATTERS and effect.policy < _SHARE_LEFT * effect.teacher:
+            output.warn(
+                f"on {effect.dataset} the policy hardly reads its instructions any more: another "
+                f"one changes its actions by {effect.policy:.3f}, the teacher's by "
+                f"{effect.teacher:.3f} of their variance."
+            )
+
+
+def _show_drift(drift: "Drift", output: Output) -> None:
+    rows = {f"L_ret {mode}": f"{value:.4f}" for mode, value in drift.l_ret.items()}
+    for layer in drift.layers:
+        rows[layer.layer] = f"nmse {layer.nmse:.4f}  CKA {layer.cka:.4f}"
+    if drift.action:
+        rows["actions"] = f"{drift.action.kind} {drift.action.value:.4f}"
+    which = "held-out anchors" if drift.shared_rows == 0 else "anchors"
+    output.table(f"\nDrift on {drift.rows} {which} of {drift.cache}", rows)
+
+
+def _warn_of_shared(drift: "Drift", manifest: "Manifest", output: Output) -> None:
+    """Warn that the run was trained to hold these anchors, and say how to get others."""
+    command = held_out_build(drift.cache, manifest)
+    output.warn(
+        f"{drift.shared_rows} of these {drift.rows} anchors were used in training. For held-out "
+        f"ones: {command or 'train with --held-out-share 0.1, which keeps some apart.'}"
+    )
+
+
+def _named(name: str, group: str | None) -> str:
+    return f"{name} ({group})" if group else name

@@ -1,132 +1,117 @@
-"""`craft cache inspect`: what a cache holds, whether it is sound, and whose it is."""
+"""`craft inspect`: show what a run is, where it stands, and whether it is whole."""
 
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from craftcli.cli.inspection import VERIFY_ROWS, Asked, run
-from craftcli.cli.options import AsJson, Debug, epilog, guarded, parse_location
+from craftcli.cli.next_steps import quote
+from craftcli.cli.options import add_settings_command
 from craftcli.cli.output import Output
+from craftcli.cli.quiet import quiet_libraries
+from craftcli.config.inspect_run import InspectRunConfig
+from craftcli.config.settings import Source
 
-_AT_HAND = "Policy and data"
+if TYPE_CHECKING:
+    from craftcli.evaluation.run_check import CheckpointState, DependencyState, RunInspection
+
+_KINDS = {"cache": "Cache", "dataset": "Dataset", "lora_base": "Policy under LoRA"}
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `craft cache`."""
-    app.command(
+    """Add the command to the application."""
+    add_settings_command(
+        app,
         "inspect",
-        help="Show what a cache holds and where it came from, check it, or draw it.",
-        epilog=epilog(
-            "craft cache inspect",
-            "craft cache inspect anchors.zarr --verify --json",
-            "craft cache inspect anchors.zarr --policy outputs/my_policy --dataset me/old_task",
-            "craft cache inspect anchors.zarr --plot anchors.png",
-        ),
-    )(inspect)
+        InspectRunConfig,
+        inspect,
+        help="Show what a run is and where it stands. Check every file of its checkpoints, and "
+        "whether the cache and the data that it depends on are still the same.",
+        examples=("craft inspect runs/plain", "craft inspect runs/plain --json"),
+        config_file=False,
+    )
 
 
-def inspect(
-    path: Annotated[
-        Path,
-        typer.Argument(parser=parse_location, metavar="PATH", help="The cache: a folder or a URL."),
-    ] = Path("anchors.zarr"),
-    verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify", help="Check every chunk, and run the teacher again over a few rows."
-        ),
-    ] = False,
-    verify_rows: Annotated[
-        int | None,
-        typer.Option(
-            help=f"Rows --verify runs the teacher over: {VERIFY_ROWS} unless said, 0 for none.",
-            min=0,
-        ),
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the cache into this PNG.", metavar="FILE.png")
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            "--policy",
-            "--policy.path",
-            help="Compare the teacher with this policy: a folder, a run, a Hub name, or demo.",
-            rich_help_panel=_AT_HAND,
-        ),
-    ] = None,
-    revision: Annotated[
-        str | None,
-        typer.Option(help="Revision of a policy on the Hub.", rich_help_panel=_AT_HAND),
-    ] = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option(
-            "--dataset",
-            "--dataset.repo_id",
-            help="Compare the dataset with this one: a folder, a Hub name, or demo.",
-            rich_help_panel=_AT_HAND,
-        ),
-    ] = None,
-    dataset_root: Annotated[
-        str | None,
-        typer.Option(
-            "--dataset-root",
-            "--dataset.root",
-            help="Folder of the dataset when it is not under its Hub name.",
-            rich_help_panel=_AT_HAND,
-        ),
-    ] = None,
-    dataset_revision: Annotated[
-        str | None,
-        typer.Option(
-            "--dataset-revision",
-            "--dataset.revision",
-            help="Revision of a dataset on the Hub.",
-            rich_help_panel=_AT_HAND,
-        ),
-    ] = None,
-    rename: Annotated[
-        str | None,
-        typer.Option(
-            help="What the cache was built with: the dataset's names for what the policy calls "
-            "otherwise.",
-            rich_help_panel=_AT_HAND,
-        ),
-    ] = None,
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option(
-            "--trust-remote-code",
-            help="Run Python code that comes with the policy's tokenizers.",
-            rich_help_panel=_AT_HAND,
-        ),
-    ] = False,
-    device: Annotated[
-        str | None,
-        typer.Option(help="Where the policy runs: cpu, cuda, cuda:1, mps, or auto (as without)."),
-    ] = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Show a cache."""
+def inspect(source: Source[InspectRunConfig], output: Output) -> None:
+    """Show a run; one that is damaged is an error."""
+    run = source.settings.run
+    if run is None:
+        raise AssertionError("the settings refuse this")
+    with output.status(f"Checking {run} ..."):
+        quiet_libraries(debug=output.debug)
+        from craftcli.evaluation.run_check import inspect_run, require_whole
 
-    def act(output: Output) -> None:
-        asked = Asked(
-            path=path,
-            verify=verify,
-            verify_rows=verify_rows,
-            plot=plot,
-            policy=policy,
-            revision=revision,
-            dataset=dataset,
-            dataset_root=dataset_root,
-            dataset_revision=dataset_revision,
-            rename=rename,
-            trust_remote_code=trust_remote_code,
-            device=device,
+        found = inspect_run(run)
+    _show(found, output)
+    output.json(found.to_json())
+    require_whole(found)
+
+
+def _show(found: "RunInspection", output: Output) -> None:
+    settings = {
+        name.replace("_", "-"): ", ".join(v) if isinstance(v, list) else v
+        for name, v in found.settings.items()
+        if v is not None
+    }
+    budget = {"budget": found.verdict["finding"]} if found.verdict else {}
+    output.table(f"Run {found.run}", {"state": _state(found), **budget, **settings})
+    if found.checkpoints:
+        output.table("Checkpoints", {str(c.step): _checkpoint(c) for c in found.checkpoints})
+    if found.depends:
+        output.table("Depends on", {_kind(d.kind): _depends(d) for d in found.depends})
+    if found.state == "continued":
+        _warn_of_lerobot(found, output)
+    if found.evaluations:
+        shown = {e.file: e.problem or f"of step {e.step}" for e in found.evaluations}
+        output.table("Evaluations", shown)
+    if found.replaces and found.state == "empty":
+        output.say(
+            f"The run that it was to replace is kept in {found.replaces}; the next craft train "
+            f"--output {found.run} puts it back."
         )
-        run(asked, output)
+    elif found.replaces:
+        output.say(f"An older run is kept in {found.replaces} until this one is finished.")
 
-    guarded(act, as_json=as_json, debug=debug)
+
+def _state(found: "RunInspection") -> str:
+    of = f" of {found.steps}" if found.steps is not None else ""
+    skipped = f"; {found.skipped} steps were not finite" if found.skipped else ""
+    if found.state == "running":
+        return f"running: {found.writer} writes it; saved up to step {found.step}{of}{skipped}"
+    if found.state == "empty":
+        return "it has no checkpoint"
+    if found.state == "continued":
+        return f"lerobot-train continued it from step {found.own_step} to {found.step}"
+    return f"{found.state} at step {found.step}{of}{skipped}"
+
+
+def _warn_of_lerobot(found: "RunInspection", output: Output) -> None:
+    run, own = quote(found.run), found.own_step
+    output.warn(
+        f"lerobot-train trained steps {own} to {found.step}, and nothing held the policy to its "
+        f"teacher meanwhile. craft train --resume {run} --from {own} returns to the last "
+        f"checkpoint of craft's; --policy {run} starts a new run from the last one."
+    )
+
+
+def _checkpoint(checkpoint: "CheckpointState") -> str:
+    if checkpoint.problems:
+        text = f"damaged: {'; '.join(checkpoint.problems)}"
+    elif checkpoint.by_lerobot:
+        text = "not checked: written by lerobot-train"
+    elif checkpoint.has_digests:
+        text = "whole: all files match their digests"
+    else:
+        text = "not checked: saved without digests by an earlier version of craft"
+    marks = [name for name in ("last", "best") if getattr(checkpoint, f"is_{name}")]
+    return f"{text} ({', '.join(marks)})" if marks else text
+
+
+def _kind(kind: str) -> str:
+    """What a dependency is; the second of several datasets is dataset.2."""
+    name, _, number = kind.partition(".")
+    return f"{_KINDS.get(name, name)} {number}".strip()
+
+
+def _depends(dependency: "DependencyState") -> str:
+    why = f" ({dependency.why})" if dependency.why else ""
+    return f"{dependency.state}: {dependency.name}{why}"

@@ -1,4 +1,4 @@
-"""Keeping the libraries' own chatter out of a command's output."""
+"""Keeps the logs, warnings and progress bars of other libraries out of a command's output."""
 
 import logging
 import os
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def set_up_threads() -> None:
-    """Let idle OpenMP threads sleep instead of spinning; read when torch is imported.
+    """Let idle OpenMP threads sleep instead of spin; torch reads this when it is imported.
 
     Two processes on two cores did 2.1 times the work with sleeping threads (2026-11-16,
     tests/benchmarks/thread_wait.py); under more load the difference was larger.
@@ -17,28 +17,28 @@ def set_up_threads() -> None:
 
 
 def quiet_libraries(*, debug: bool) -> None:
-    """Silence what LeRobot, datasets and transformers print while they work."""
+    """Silence what LeRobot, datasets and transformers print; with `debug`, leave them alone."""
     if debug:
         return
-    # Read by these libraries when they are imported.
+    # These libraries read the variables when they are imported.
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # A page of tracebacks when torchcodec finds no FFmpeg, after which LeRobot uses PyAV.
+    # When torchcodec finds no FFmpeg, LeRobot logs a page of tracebacks and then uses PyAV.
     logging.getLogger("lerobot.utils.import_utils").setLevel(logging.ERROR)
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    logging.getLogger().addFilter(_once_and_worth_it())
-    # Passed by LeRobot's own code, once for every file it reads.
+    logging.getLogger().addFilter(_first_of_each_kind())
+    # LeRobot's own code passes this argument, once for every file that it reads.
     warnings.filterwarnings("ignore", message="Cannot enable progress bars")
 
 
-def _once_and_worth_it() -> Callable[[logging.LogRecord], bool]:
-    """Let a warning through the first time; LeRobot repeats some for every sample.
+def _first_of_each_kind() -> Callable[[logging.LogRecord], bool]:
+    """A log filter that drops repetitions; LeRobot repeats some warnings for every sample.
 
-    pi0_fast warns of a key on every load, and loads it correctly.
+    It also drops a warning of pi0_fast about a key that it then loads correctly.
     """
     seen: set[str] = set()
 
-    def wanted(record: logging.LogRecord) -> bool:
+    def is_new(record: logging.LogRecord) -> bool:
         message = record.getMessage()
         kind = re.sub(r"\d+", "#", message)
         if kind in seen or message.startswith("Vision embedding key might need handling"):
@@ -46,4 +46,4 @@ def _once_and_worth_it() -> Callable[[logging.LogRecord], bool]:
         seen.add(kind)
         return True
 
-    return wanted
+    return is_new

@@ -1,4 +1,4 @@
-"""Configuration of the demo's policy: LeRobot's pi0_fast with every width made small."""
+"""Configuration of the demo's policy: LeRobot's pi0_fast with small sizes."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -6,16 +6,18 @@ from pathlib import Path
 from lerobot.configs import NormalizationMode, PreTrainedConfig
 from lerobot.policies.pi0_fast.configuration_pi0_fast import PI0FastConfig
 
-from craftcli.demo.tokenizers import register, tokenizer_folders
+from craftcli.demo.defaults import DEMO_POLICY_TYPE
+from craftcli.demo.tokenizers import register_action_tokenizer, tokenizer_folders
 from craftcli.demo.world import IMAGE_PX
 
 TEACHER_FOLDER = Path(__file__).parent / "teacher"
+"""The checkpoint of the demo's teacher, which comes with craft."""
 
 
-@PreTrainedConfig.register_subclass("craft_tiny_pi0_fast")
+@PreTrainedConfig.register_subclass(DEMO_POLICY_TYPE)
 @dataclass
 class TinyPI0FastConfig(PI0FastConfig):  # type: ignore[misc]  # lerobot ships no types
-    """pi0_fast small enough to train on a laptop; the sizes are what LeRobot hard-codes."""
+    """pi0_fast, small enough to train on a laptop. LeRobot hard-codes the first block of sizes."""
 
     width: int = 64
     depth: int = 4
@@ -38,9 +40,9 @@ class TinyPI0FastConfig(PI0FastConfig):  # type: ignore[misc]  # lerobot ships n
     tokenizer_max_length: int = 14
     # LeRobot leaves room for PaliGemma's segmentation tokens; this vocabulary has none.
     fast_skip_tokens: int = 0
-    # A half-trained policy may decode anything: that is a failed rollout, not a crash.
+    # A half-trained policy may decode anything: that should fail a rollout, not crash it.
     validate_action_token_prefix: bool = False
-    # Grid positions become evenly spread state tokens.
+    # With MIN_MAX, grid positions become evenly spread state tokens.
     normalization_mapping: dict[str, NormalizationMode] = field(
         default_factory=lambda: {
             "VISUAL": NormalizationMode.IDENTITY,
@@ -56,7 +58,7 @@ class TinyPI0FastConfig(PI0FastConfig):  # type: ignore[misc]  # lerobot ships n
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # The tokenizers are package data: a checkpoint copied to another machine finds them there.
-        register()
+        # The tokenizers come with craft, so a checkpoint finds them on any machine.
+        register_action_tokenizer()
         text, action = tokenizer_folders(TEACHER_FOLDER)
         self.text_tokenizer_name, self.action_tokenizer_name = str(text), str(action)

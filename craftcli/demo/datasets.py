@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,15 @@ from craftcli.demo.world import (
     render,
     sample_scene,
 )
+from craftcli.errors import CraftError
+from craftcli.whole_files import whole_folder
 
 CAMERA = "observation.images.top"
 FPS = 5
 FRAMES = 4
-"""Frames an episode: at most two moves, then the hand rests."""
+"""Frames in an episode: at most two moves, then the hand rests."""
 VERSION = 1
-"""Raised when what is written changes, so that an older copy in the cache folder is not used."""
+"""Raise it when the content changes, so that older copies in the cache folder are not used."""
 
 FEATURES: dict[str, dict[str, Any]] = {
     CAMERA: {
@@ -43,7 +44,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class DemoDataset:
-    """One of the demo's two datasets: what it is called, what it shows, how much of it."""
+    """One of the demo's two datasets: its name, the blocks it reaches for, and its size."""
 
     repo_id: str
     colours: tuple[str, ...]
@@ -56,7 +57,7 @@ NEW = DemoDataset(repo_id="craft-demo/new", colours=NEW_COLOURS, episodes=120, s
 
 
 def demo_stats() -> dict[str, dict[str, torch.Tensor]]:
-    """The range of the world's positions and moves, which the policy's normaliser uses."""
+    """The range of positions and moves, for the policy's normaliser."""
     return {
         "observation.state": {"min": torch.zeros(2), "max": torch.full((2,), BOARD - 1.0)},
         "action": {"min": -torch.ones(2), "max": torch.ones(2)},
@@ -64,30 +65,33 @@ def demo_stats() -> dict[str, dict[str, torch.Tensor]]:
 
 
 def demo_home() -> Path:
-    """Where the demo's datasets are kept: $CRAFT_HOME, or the user's cache folder."""
+    """The folder of the demo's datasets: $CRAFT_HOME, or `craft` in the user's cache folder."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("CRAFT_HOME") or Path(cache) / "craft")
 
 
 def demo_root(which: DemoDataset) -> Path:
-    """The folder of one of the demo's datasets, whether or not it was written yet."""
+    """The folder of one of the demo's datasets; it may not exist yet."""
     return demo_home() / f"demo-v{VERSION}" / which.repo_id.rpartition("/")[2]
 
 
 def ensure_dataset(which: DemoDataset) -> Path:
-    """Write the dataset if it is not there yet, whole or not at all, and return its folder."""
+    """Write the dataset, whole or not at all, unless it exists. Returns its folder."""
     root = demo_root(which)
     if root.is_dir():
         return root
-    root.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=root.parent) as scratch:
-        written = Path(scratch) / root.name
-        write_dataset(which, written)
-        try:
-            written.rename(root)
-        except OSError:  # another process was faster: its copy has the same content
-            if not root.is_dir():
-                raise
+    try:
+        # LeRobot's writer refuses a folder that exists.
+        with whole_folder(root, create=False) as fresh:
+            write_dataset(which, fresh)
+    except OSError as error:
+        if not root.is_dir():
+            raise CraftError(
+                f"Cannot write the demo's data to {root}.",
+                why=f"{error.strerror or error}.",
+                fix="set CRAFT_HOME to a folder that you may write to.",
+            ) from error
+        # Another process was faster: its copy has the same content.
     return root
 
 
@@ -113,5 +117,5 @@ def write_dataset(which: DemoDataset, root: Path) -> None:
             scene = move(scene, action)
         dataset.save_episode()
     dataset.finalize()
-    # The recorder keeps the frames it has already packed into parquet as loose files.
+    # LeRobot's recorder leaves loose image files behind that are already packed into parquet.
     shutil.rmtree(root / "images", ignore_errors=True)

@@ -3,20 +3,21 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 from lerobot.policies.pi0_fast import modeling_pi0_fast
 from lerobot.policies.pi0_fast.modeling_pi0_fast import PI0FastPolicy
 from transformers import PaliGemmaConfig
 
 from craftcli.demo.configuration_tiny_pi0_fast import TinyPI0FastConfig
+from craftcli.demo.defaults import DEMO_POLICY_TYPE
+from craftcli.patching import replaced
 
 
 class TinyPI0FastPolicy(PI0FastPolicy):  # type: ignore[misc]  # lerobot ships no types
-    """pi0_fast, unchanged but for its sizes."""
+    """LeRobot's pi0_fast; only the sizes differ."""
 
     config_class = TinyPI0FastConfig
-    name = "craft_tiny_pi0_fast"
+    name = DEMO_POLICY_TYPE
 
     def __init__(self, config: TinyPI0FastConfig, **kwargs: Any) -> None:
         with _small_paligemma(config):
@@ -25,26 +26,24 @@ class TinyPI0FastPolicy(PI0FastPolicy):  # type: ignore[misc]  # lerobot ships n
 
 @contextmanager
 def _small_paligemma(config: TinyPI0FastConfig) -> Iterator[None]:
-    """While the constructor runs, PaliGemma is made with the sizes of `config`.
+    """Let LeRobot build PaliGemma with the sizes of `config` inside the block.
 
-    LeRobot hard-codes the vocabulary and the vision tower, so there is no setting to pass.
+    LeRobot hard-codes the vocabulary and the vision tower: no setting changes them.
     """
-    real = modeling_pi0_fast.PaliGemmaForConditionalGenerationWithPiGemma
+    name = "PaliGemmaForConditionalGenerationWithPiGemma"
+    paligemma = getattr(modeling_pi0_fast, name)
+    sizes = config
 
-    def build(config_hf: PaliGemmaConfig) -> Any:
-        _shrink(config_hf, config)
-        return real(config=config_hf)
+    def build(config: PaliGemmaConfig) -> Any:
+        _shrink(config, sizes)
+        return paligemma(config=config)
 
-    with patch.object(
-        modeling_pi0_fast,
-        "PaliGemmaForConditionalGenerationWithPiGemma",
-        lambda config: build(config),
-    ):
+    with replaced(modeling_pi0_fast, name, build):
         yield
 
 
 def _shrink(hf: PaliGemmaConfig, config: TinyPI0FastConfig) -> None:
-    hf._vocab_size = hf.image_token_index = hf.image_token_id = config.vocab_size
+    hf.image_token_index = hf.image_token_id = config.vocab_size
     hf.projection_dim = config.width
     text, vision = hf.text_config, hf.vision_config
     text.vocab_size = config.vocab_size

@@ -1,4 +1,4 @@
-"""The demo's two tokenizers, built locally: words for the prompt, FAST for the actions."""
+"""The demo's two tokenizers, built without a download: words for prompts, FAST for actions."""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -6,21 +6,23 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 from scipy.fft import dct, idct
-from tokenizers import ByteLevelBPETokenizer, Regex, Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Split
+from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import ByteLevel, Split
+from tokenizers.processors import ByteLevel as ByteLevelProcessor
 from tokenizers.trainers import BpeTrainer
 from transformers import AutoProcessor, PreTrainedTokenizerFast
 from transformers.processing_utils import ProcessorMixin
 
 VOCAB_SIZE = 512
-"""Words from below, action tokens from above (LeRobot maps FAST id i to VOCAB_SIZE - 1 - i)."""
+"""Words count up from 0, action tokens down (LeRobot maps FAST id i to VOCAB_SIZE - 1 - i)."""
 
 SPECIALS = ("<pad>", "<eos>", "<bos>", "<unk>")
 
 
 def build_text_tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
-    """A word-level tokenizer that knows the words given, numbers up to 255 and punctuation."""
+    """A word-level tokenizer that knows `words`, numbers up to 255 and punctuation."""
     known = [*SPECIALS, "Action", "Task", "State", ":", ",", ";", "|", *sorted(set(words))]
     known += [str(n) for n in range(256)]
     vocab = {word: i for i, word in enumerate(known)}
@@ -39,8 +41,8 @@ def build_text_tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
 class FastActionTokenizer(ProcessorMixin):  # type: ignore[misc]  # transformers ships no types
     """FAST: a discrete cosine transform of the action chunk, rounded, then byte-pair encoding.
 
-    The attribute must be called `tokenizer` for transformers 5 to save and load it; LeRobot's
-    pi0_fast asks for `bpe_tokenizer`.
+    transformers 5 saves and loads the attribute only if it is called `tokenizer`; LeRobot's
+    pi0_fast reads `bpe_tokenizer`.
     """
 
     attributes: ClassVar[list[str]] = ["tokenizer"]
@@ -66,7 +68,7 @@ class FastActionTokenizer(ProcessorMixin):  # type: ignore[misc]  # transformers
         return self.tokenizer
 
     def __call__(self, actions: Any) -> list[list[int]]:
-        """Token ids of every chunk in `actions` [batch, horizon, dim]."""
+        """The token ids of each chunk in `actions` [batch, horizon, dim]."""
         texts = [
             _as_text(coefficients, self.min_token)
             for coefficients in _coefficients(np.asarray(actions), self.scale)
@@ -74,7 +76,7 @@ class FastActionTokenizer(ProcessorMixin):  # type: ignore[misc]  # transformers
         return [self.tokenizer(text)["input_ids"] for text in texts]
 
     def decode(self, tokens: list[list[int]]) -> NDArray[np.float64]:
-        """The action chunks [batch, horizon, dim] that the token ids stand for."""
+        """The action chunks [batch, horizon, dim] of these token ids."""
         chunks = []
         for ids in tokens:
             text = self.tokenizer.decode(ids)
@@ -90,7 +92,10 @@ def build_action_tokenizer(
     coefficients = _coefficients(chunks, scale)
     low, high = int(coefficients.min()), int(coefficients.max())
     alphabet = [chr(i) for i in range(high - low + 1)]
-    bpe = ByteLevelBPETokenizer()
+    bpe = Tokenizer(BPE())
+    bpe.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    bpe.decoder = ByteLevelDecoder()
+    bpe.post_processor = ByteLevelProcessor(trim_offsets=False)
     trainer = BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
@@ -99,11 +104,9 @@ def build_action_tokenizer(
         max_token_length=10_000,
         show_progress=False,
     )
-    bpe._tokenizer.train_from_iterator((_as_text(c, low) for c in coefficients), trainer=trainer)
+    bpe.train_from_iterator((_as_text(c, low) for c in coefficients), trainer=trainer)
     return FastActionTokenizer(
-        PreTrainedTokenizerFast(
-            tokenizer_object=bpe._tokenizer, clean_up_tokenization_spaces=False
-        ),
+        PreTrainedTokenizerFast(tokenizer_object=bpe, clean_up_tokenization_spaces=False),
         scale=scale,
         min_token=low,
         time_horizon=chunks.shape[1],
@@ -119,11 +122,11 @@ def _as_text(coefficients: NDArray[np.int64], low: int) -> str:
     return "".join(chr(max(int(c) - low, 0)) for c in coefficients.flatten())
 
 
-def register() -> None:
-    """Let AutoProcessor find the FAST tokenizer by name: no remote code is needed."""
+def register_action_tokenizer() -> None:
+    """Let AutoProcessor find the FAST tokenizer by its name, so that no remote code is needed."""
     AutoProcessor.register(FastActionTokenizer.__name__, FastActionTokenizer, exist_ok=True)
 
 
 def tokenizer_folders(root: Path) -> tuple[Path, Path]:
-    """Where the text and the action tokenizer lie in the teacher's folder."""
+    """The folders of the text and the action tokenizer inside the teacher's folder."""
     return root / "text_tokenizer", root / "action_tokenizer"

@@ -1,7 +1,7 @@
-"""Reproduce the demo's teacher: `python -m craftcli.demo.train_teacher FOLDER`, in ten minutes.
+"""Train the demo's teacher again: `python -m craftcli.demo.train_teacher FOLDER`, ten minutes.
 
-It learns to reach the red, the green and the yellow block from a scripted expert, with the
-policy's own loss; it never sees the instruction for the blue one.
+It learns to reach the red, the green and the yellow block from a scripted expert, with the policy's
+own loss. It never sees the instruction for the blue block.
 """
 
 import itertools
@@ -38,11 +38,11 @@ from craftcli.demo.world import (
 
 FAST_SCALE = 4.0
 FAST_VOCAB = 1
-"""No merges: one token for every coefficient, so that columns and rows are learned apart."""
+"""No byte pairs: one token for each coefficient, so that columns and rows are learned apart."""
 
 
 def write_tokenizers(folder: Path, horizon: int) -> None:
-    """Build both tokenizers and save them where the policy's configuration looks for them."""
+    """Build both tokenizers and save them in the folders that the policy's configuration names."""
     text_folder, action_folder = tokenizer_folders(folder)
     words = [word for colour in COLOURS for word in instruction(colour).split()]
     build_text_tokenizer(words).save_pretrained(text_folder)
@@ -50,7 +50,7 @@ def write_tokenizers(folder: Path, horizon: int) -> None:
     chunks = np.stack(
         [straight_path(dx, dy, horizon) for dx, dy in itertools.product(reach, reach)]
     )
-    # Every path four times: byte-pair encoding merges only what it saw more than once.
+    # Every path four times: byte-pair encoding joins only pairs that it saw more than once.
     tokenizer = build_action_tokenizer(
         np.concatenate([chunks] * 4), scale=FAST_SCALE, vocab_size=FAST_VOCAB
     )
@@ -68,7 +68,7 @@ def straight_path(dx: int, dy: int, horizon: int) -> np.ndarray[Any, np.dtype[np
 
 
 def sample_batch(rng: np.random.Generator, size: int, horizon: int) -> dict[str, Any]:
-    """Fresh scenes somewhere along the expert's way, as a LeRobotDataset would give them."""
+    """New scenes at random points of the expert's path, in the form of a LeRobotDataset's batch."""
     images, states, actions, tasks = [], [], [], []
     for _ in range(size):
         scene, colour = sample_scene(rng), OLD_COLOURS[rng.integers(len(OLD_COLOURS))]
@@ -92,13 +92,13 @@ def _expert_chunk(scene: Scene, colour: str, horizon: int) -> np.ndarray[Any, np
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="Where the checkpoint is written.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of the new checkpoint.")],
     steps: int = 3000,
     batch_size: int = 64,
     lr: float = 2e-3,
     seed: int = 0,
 ) -> None:
-    """Train, measure closed-loop success, and save the checkpoint in LeRobot's layout."""
+    """Train, and save the checkpoint in LeRobot's layout."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     config = TinyPI0FastConfig(device="cpu", push_to_hub=False)
@@ -114,10 +114,10 @@ def main(
     train(policy, preprocess, rng, steps=steps, batch_size=batch_size, lr=lr)
     for part in (policy, preprocess, postprocess):
         part.save_pretrained(folder)
-    # Where this machine keeps its packages is nobody else's business.
+    # The published files must not contain this machine's paths.
     for file in folder.glob("*.json"):
         file.write_text(file.read_text().replace(f"{TEACHER_FOLDER}/", ""))
-    typer.echo(f"Wrote {folder}; what it can do: craft eval {folder} --env demo")
+    typer.echo(f"Wrote {folder}; to measure its success: craft eval {folder} --env demo")
 
 
 def train(
@@ -129,7 +129,7 @@ def train(
     batch_size: int,
     lr: float,
 ) -> None:
-    """AdamW with one cycle of the learning rate, on scenes that are never seen twice."""
+    """Train with AdamW and one cycle of the learning rate, on scenes that never repeat."""
     optimizer = torch.optim.AdamW(policy.parameters(), lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps)
     policy.train()

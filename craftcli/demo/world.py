@@ -1,7 +1,7 @@
-"""The demo's world: a 3x3 board seen by a camera, coloured blocks, and a hand that moves over them.
+"""The demo's world: a camera sees a 3x3 board with coloured blocks and a hand that moves over them.
 
-An instruction names one block; an episode succeeds when the hand rests on it at the end. Positions
-are coarse and images small, so that a policy of half a million parameters learns it in minutes.
+An instruction names one block. An episode succeeds if the hand rests on that block at the end.
+Positions are coarse and images small: a policy of half a million parameters learns it in minutes.
 """
 
 from dataclasses import dataclass
@@ -27,20 +27,20 @@ NEW_COLOURS = ("blue",)
 
 
 def instruction(colour: str) -> str:
-    """The sentence that asks for the block of that colour."""
+    """The instruction to reach the block of that colour."""
     return f"reach the {colour} block"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """Where everything is; cells are (column, row)."""
+    """The positions of the blocks and the hand; cells are (column, row)."""
 
     blocks: dict[str, tuple[int, int]]
     hand: tuple[int, int]
 
 
 def sample_scene(rng: np.random.Generator) -> Scene:
-    """Blocks of every colour and the hand, each on a cell of its own."""
+    """A random scene: one block of each colour and the hand, no two on the same cell."""
     cells = rng.permutation(BOARD * BOARD)[: len(COLOURS) + 1]
     places = [(int(c) % BOARD, int(c) // BOARD) for c in cells]
     return Scene(blocks=dict(zip(COLOURS, places[:-1], strict=True)), hand=places[-1])
@@ -57,7 +57,7 @@ _HAND = _paint_hand()
 
 
 def render(scene: Scene) -> NDArray[np.uint8]:
-    """The camera's picture, [48, 48, 3] uint8."""
+    """The camera's image, [48, 48, 3] uint8."""
     image = np.full((IMAGE_PX, IMAGE_PX, 3), 236, dtype=np.uint8)
     image[::CELL_PX] = image[:, ::CELL_PX] = 200
     for colour, (column, row) in scene.blocks.items():
@@ -70,20 +70,23 @@ def render(scene: Scene) -> NDArray[np.uint8]:
 
 
 def expert_action(scene: Scene, colour: str) -> NDArray[np.float32]:
-    """One step straight towards the block, diagonal while both axes differ, then rest."""
+    """One step towards the block, diagonal while both axes differ; zero once it is reached."""
     target = np.asarray(scene.blocks[colour])
     return np.asarray(np.sign(target - np.asarray(scene.hand)), dtype=np.float32)
 
 
 def move(scene: Scene, action: NDArray[np.float32]) -> Scene:
-    """The hand moves by at most one cell along each axis and stays on the board."""
+    """Move the hand by at most one cell along each axis; it stays on the board."""
     step = np.rint(np.clip(np.nan_to_num(action), -1, 1)).astype(int)
     column, row = np.clip(np.asarray(scene.hand) + step, 0, BOARD - 1)
     return Scene(blocks=scene.blocks, hand=(int(column), int(row)))
 
 
 class BlockWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
-    """Gymnasium environment of the board: pixels and hand position in, one cell a step out."""
+    """The board as a Gymnasium environment.
+
+    An observation is the image and the hand's position; an action moves the hand by up to a cell.
+    """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012  # gymnasium declares it so
 
@@ -103,7 +106,7 @@ class BlockWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         super().reset(seed=seed)
-        self._scene = sample_scene(self.np_random)
+        self.scene = sample_scene(self.np_random)
         self._steps = 0
         return self._observation(), self._info()
 
@@ -111,7 +114,7 @@ class BlockWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
     def step(
         self, action: NDArray[np.float32]
     ) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        self._scene = move(self._scene, action)
+        self.scene = move(self.scene, action)
         self._steps += 1
         over = self._steps >= EPISODE_STEPS
         info = self._info()
@@ -119,13 +122,13 @@ class BlockWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
     @override
     def render(self) -> NDArray[np.uint8]:
-        return render(self._scene)
+        return render(self.scene)
 
     def _observation(self) -> dict[str, Any]:
         return {
-            "pixels": render(self._scene),
-            "agent_pos": np.asarray(self._scene.hand, dtype=np.float32),
+            "pixels": render(self.scene),
+            "agent_pos": np.asarray(self.scene.hand, dtype=np.float32),
         }
 
     def _info(self) -> dict[str, Any]:
-        return {"is_success": self._scene.hand == self._scene.blocks[self.colour]}
+        return {"is_success": self.scene.hand == self.scene.blocks[self.colour]}

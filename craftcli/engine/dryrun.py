@@ -1,42 +1,42 @@
 """A rehearsal of a run: numbered checks, then a few real steps; nothing is kept."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from craftcli.cache.build import build_cache
-from craftcli.choices import Kind, OutputKind
-from craftcli.config import JOINED, CacheConfig, PolicyAndData, TrainConfig
-from craftcli.engine.compatibility import require_self_check, self_check
-from craftcli.engine.opening import open_retention
-from craftcli.engine.peak_memory import peak_memory_bytes
-from craftcli.engine.reach import (
+from craftcli.choices import OutputKind
+from craftcli.config.train import TrainConfig
+from craftcli.distributed import Processes
+from craftcli.engine.metrics import StepReport
+from craftcli.engine.own_anchors import Recorder, make_anchors, makes_anchors
+from craftcli.engine.retention.gradient_reach import (
     describe_downstream,
     describe_idle,
+    describe_little,
+    describe_share,
     describe_trainable,
-    find_reach,
-    freeze,
-    require_reach,
 )
-from craftcli.engine.retention import Retention
-from craftcli.engine.session import (
-    open_anchor_data,
-    open_student,
-    open_task_data,
+from craftcli.engine.retention.live_anchors import LiveAnchors
+from craftcli.engine.retention.terms import RetentionTerms
+from craftcli.engine.run import (
+    OpenedRun,
+    check_reach,
+    check_start,
+    open_policy_and_data,
+    open_run_terms,
+    plan_own_anchors,
 )
-from craftcli.engine.trainer import Trainer
+from craftcli.engine.summary import peak_memory_bytes
+from craftcli.engine.watch import Evaluator
 from craftcli.errors import CraftError
 from craftcli.locations import Location
-from craftcli.policies.loading import Checkpoint
-from craftcli.policies.memory import save_memory
-from craftcli.report.metrics import StepReport
+from craftcli.policies.lerobot.several_datasets import parts_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The answer to one question."""
+    """The result of one check."""
 
     title: str
     passed: bool
@@ -44,141 +44,160 @@ class Check:
 
 
 class DryRun:
-    """Goes through what `craft train` would do with the same settings."""
+    """Takes the steps of `craft train` with the same settings, and reports each as a check."""
 
-    def __init__(self, config: TrainConfig, *, cache_given: bool, scratch: Path) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        cache_given: bool,
+        scratch: Path,
+        record: Recorder | None = None,
+    ) -> None:
+        """`scratch` is a folder for temporary files; `cache_given`, whether the user named a cache.
+
+        `record` lets the policy act, for a run with --old-env.
+        """
         self.config = config
         self._cache_given = cache_given
         self._scratch = scratch
-        self._student: Checkpoint
-        self._dataset: Any
-        self._retention: Retention | None = None
-        self._trainer: Trainer
+        self._record = record
+        self._opened: OpenedRun | None = None
+        self.anchors: dict[str, Any] | None = None
+        """The anchors that the run would make, as JSON; None if it has a cache or needs none."""
+
+    @property
+    def run(self) -> OpenedRun:
+        """The run, once the first check has passed."""
+        if self._opened is None:
+            raise RuntimeError("the policy and the data were not opened")
+        return self._opened
 
     def checks(self) -> Iterator[Check]:
-        """The checks in order; none comes after one that failed."""
-        questions: list[tuple[str, Callable[[], str]]] = [
-            ("Policy and dataset fit", self._open_policy_and_data)
+        """The checks in order; the first one that fails is the last."""
+        steps: list[tuple[str, Callable[[], str]]] = [
+            ("Policy and dataset fit", self._open_policy_and_data),
+            ("Statistics normalise the data", self._describe_statistics),
         ]
         if self.config.retains:
-            questions += [
-                ("Cache matches the teacher", self._open_cache),
-                ("L_ret = 0 at the teacher's weights", self._check_zero),
+            steps += [
+                ("Cache matches the teacher", self._open_terms),
+                ("L_ret = 0 at the teacher's weights", self._check_start),
                 ("Retention reaches what is trained", self._check_reach),
             ]
-        for title, ask in questions:
+        for title, take in steps:
             try:
-                answer = ask()
+                detail = take()
             except CraftError as problem:
                 yield Check(title=title, passed=False, detail=str(problem))
                 return
-            yield Check(title=title, passed=True, detail=answer)
+            yield Check(title=title, passed=True, detail=detail)
 
-    def steps(self) -> Iterator[StepReport]:
-        """Real steps, after the checks have passed."""
-        return self._trainer.steps()
+    def steps(self, evaluator: Evaluator | None = None) -> Iterator[StepReport]:
+        """Real training steps, after the checks have passed."""
+        return self.run.trainer(evaluator).steps()
 
     @property
     def output_kind(self) -> OutputKind | None:
         """What the policy predicts, after the checks have passed; None without an adapter."""
-        return self._student.adapter.output_kind
+        return self.run.student.adapter.output_kind
+
+    def remarks(self) -> list[str]:
+        """What is wrong with the new data or their statistics, and how little retention holds."""
+        found = [*self.run.notes, *(self.run.statistics.remarks() if self.run.statistics else ())]
+        reach, frozen = self.run.reach, self.run.froze_downstream
+        little = describe_little(reach, frozen=frozen) if reach else None
+        return [*found, f"{little}."] if little else found
 
     def out_of_reach(self) -> str | None:
-        """Which of the new actions the policy cannot take, after the checks have passed."""
-        return self._trainer.out_of_reach()
+        """The new actions that the policy cannot take, after the checks have passed."""
+        return self.run.out_of_reach()
 
     def peak_memory_bytes(self) -> int:
         """The most memory used so far, on the GPU if there is one."""
-        return peak_memory_bytes(next(self._student.policy.parameters()).device)
+        return peak_memory_bytes(next(self.run.student.policy.parameters()).device)
 
     def _open_policy_and_data(self) -> str:
-        self._student = open_student(self.config)
-        if self.config.gradient_checkpointing:
-            save_memory(self._student.policy)
-        self._dataset = open_task_data(self.config, self._student)
-        self._trainer = self._make_trainer()
-        policy, meta = self._student.policy, self._dataset.meta
+        run = open_policy_and_data(self.config, self._scratch / "run", Processes.from_environment())
+        self._opened = run
+        policy, meta = run.student.policy, run.dataset.meta
+        several = parts_of(run.dataset)
+        data = f"{run.dataset.describe()}, in all" if several else f"{run.dataset.repo_id},"
         features = [*policy.config.input_features, *policy.config.output_features]
         parameters = sum(p.numel() for p in policy.parameters())
         return (
-            f"{self._student.policy_type}, {parameters / 1e6:.2f}M parameters, all weights loaded; "
-            f"{self._dataset.repo_id}, {meta.total_episodes} episodes, {meta.total_frames} frames; "
+            f"{run.student.policy_type}, {parameters / 1e6:.2f}M parameters, all weights loaded; "
+            f"{data} {meta.total_episodes} episodes, {meta.total_frames} frames; "
             f"features {', '.join(features)}"
         )
 
-    def _open_cache(self) -> str:
+    def _describe_statistics(self) -> str:
+        choice = self.run.statistics
+        if choice is None or not choice.features:
+            return "the policy normalises nothing"
+        return " ".join([*choice.sentences(), choice.units(self.output_kind).capitalize() + "."])
+
+    def _open_terms(self) -> str:
         cache, origin = self.config.cache, str(self.config.cache)
-        if not self._cache_given and isinstance(cache, Path) and not cache.exists():
-            cache, origin = self._build_small_cache()
-        self._retention = open_retention(self.config, self._student, cache)
-        self._trainer = self._make_trainer()
-        if self._retention.anchors is None:
+        if makes_anchors(self.config, cache_given=self._cache_given):
+            cache, origin = self._make_few_anchors()
+        self._opened = open_run_terms(self.run, cache)
+        anchors = self._terms.anchors
+        if anchors is None:
             return "no cache is needed: weights are held"
-        manifest = self._retention.anchors.manifest
+        if isinstance(anchors, LiveAnchors):
+            self.anchors = anchors.to_json()
+            origin = f"no cache: {anchors.plan.about}, drawn anew at every step; {anchors.cost}"
+        manifest = anchors.manifest
         held = ", ".join(manifest.kinds)
         if manifest.layers:
             layers = ", ".join(str(layer) for layer in manifest.layers)
             held += f" (layers {layers} of {manifest.layer_count} in {manifest.stack}, "
             held += f"{manifest.pooling})"
-        return (
-            f"{origin}: {len(self._retention.anchors)} rows of {held}; "
-            f"weights {manifest.teacher.weights_digest[:12]}"
-        )
+        weights = manifest.teacher.weights_digest[:12]
+        return f"{origin}: {len(anchors)} rows of {held}; weights {weights}"
 
-    def _check_zero(self) -> str:
-        check = self_check(self._held)
+    def _check_start(self) -> str:
+        check = check_start(self.run, self._terms)
         if check is None:
             return f"nothing to compare with in --mode {self.config.mode}"
         if self.config.other_student:
-            return f"not asked for, the student is another: {check.drift:.3g} of the variance"
-        require_self_check(check)
+            return f"not required of another student: {check.drift:.3g} of the variance"
         return f"{check.drift:.2g} of the teacher's variance (rounding allows {check.tolerance:g})"
 
     def _check_reach(self) -> str:
-        student = self._student
-        reach = find_reach(
-            student.policy, student.adapter, self._held, self._trainer.sample_batch()
-        )
-        require_reach(reach)
-        if self.config.freeze_downstream:
-            freeze(student.policy, reach.downstream)
+        student = self.run.student
+        reach, self._opened = check_reach(self.run, self._terms)
+        frozen = self.run.froze_downstream
         idle = describe_idle(reach)
         return (
-            f"{len(reach.retained)} of {len(reach.trainable)} trainable tensors: "
-            f"{describe_trainable(student.policy, reach)}; "
-            + describe_downstream(reach, frozen=self.config.freeze_downstream)
+            f"{describe_share(reach, frozen=frozen)}: "
+            f"{describe_trainable(student.policy, student.adapter, reach, frozen=frozen)}; "
+            + describe_downstream(reach, frozen=frozen)
             + (f"; {idle}" if idle else "")
         )
 
     @property
-    def _held(self) -> Retention:
-        if self._retention is None:
-            raise RuntimeError("the cache check comes first")
-        return self._retention
+    def _terms(self) -> RetentionTerms:
+        if self.run.terms is None:
+            raise RuntimeError("the cache was not opened")
+        return self.run.terms
 
-    def _make_trainer(self) -> Trainer:
-        return Trainer(
-            self.config,
-            self._student,
-            self._dataset,
-            self._retention,
-            output=self._scratch / "run",
+    def _make_few_anchors(self) -> tuple[Location, str]:
+        """A temporary cache of a few of the anchors that the run would make."""
+        plan = plan_own_anchors(self.run)
+        trial = plan.trial(2 * self.config.anchor_batch_size)
+        self.anchors = {
+            "source": plan.source,
+            "about": plan.about,
+            "expectation": plan.expectation,
+            "rows": plan.config.rows,
+        }
+        own = make_anchors(
+            trial,
+            self.run.student.as_teacher(),
+            self._scratch,
+            on_rows=lambda _: None,
+            record=self._record,
         )
-
-    def _build_small_cache(self) -> tuple[Location, str]:
-        shared = {f.name: getattr(self.config, f.name) for f in dataclasses.fields(PolicyAndData)}
-        data = open_anchor_data(self.config, self._student)
-        stored = [kind for kind in Kind if kind.value in self.config.modes]
-        config = CacheConfig(
-            **shared,
-            kind=JOINED.join(stored) or None,
-            output=self._scratch / "anchors.zarr",
-            samples=min(len(data), 2 * self.config.anchor_batch_size),
-        )
-        build_cache(
-            config, self._student, data, on_plan=lambda plan: None, on_rows=lambda rows: None
-        )
-        return (
-            config.output,
-            f"a temporary cache of {data.repo_id}, for want of {self.config.cache}",
-        )
+        return own.cache, f"the run makes {plan.about}; tried with a temporary cache"

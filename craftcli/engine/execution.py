@@ -1,4 +1,4 @@
-"""How losses become gradients: precision, accumulation, and together with which processes."""
+"""How losses become gradients: precision, accumulation over batches, several processes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from craftcli.cache.processes import Processes
 from craftcli.choices import Amp, Parallel
+from craftcli.distributed import Processes
 from craftcli.errors import EXIT_USAGE, CraftError
 
 type Work = Callable[[], Tensor]
@@ -19,10 +19,10 @@ _AMP_DTYPES = {Amp.BF16: torch.bfloat16, Amp.FP16: torch.float16}
 
 
 class Student(nn.Module):
-    """A policy whose every use is one call of this module.
+    """Runs every use of a policy as a call of one module.
 
-    DDP and FSDP2 only see what goes through the forward of the module they wrap. A policy is used
-    in several ways, for the task and for anchors, and all of them have to go through one module.
+    DDP and FSDP2 only see calls of the module that they wrap. The task and the anchors use the
+    policy in different ways, so all of them have to go through this module.
     """
 
     def __init__(self, policy: nn.Module) -> None:
@@ -30,12 +30,12 @@ class Student(nn.Module):
         self.policy = policy
 
     def forward(self, work: Work) -> Tensor:
-        """Whatever the work computes."""
+        """The loss that the work computes."""
         return work()
 
 
 class Execution:
-    """Runs losses forward and backward, in one process or as one of several."""
+    """Runs losses forward and backward, in one process or in one of several."""
 
     def __init__(
         self,
@@ -55,25 +55,31 @@ class Execution:
 
     @property
     def sharded(self) -> bool:
-        """Whether parameters and gradients are spread over the processes."""
+        """Whether each process holds only a shard of the parameters and gradients."""
         return self.parallel is Parallel.FSDP and not self.processes.alone
 
     @property
     def scale(self) -> float:
-        """What the gradients are multiplied with until they are clipped."""
+        """The loss scale, which multiplies the gradients until `clip` removes it."""
         return 1.0 if self.scaler is None else self.scaler.get_scale()
 
     def accumulate(self, works: Sequence[Work]) -> Tensor:
-        """Add the gradients of the mean of these losses to `.grad`; the mean over all processes."""
+        """Add the gradient of the mean loss to `.grad`; returns the mean over all processes."""
         losses = []
         for number, work in enumerate(works, start=1):
-            with self._reducing(number == len(works)):
+            with self._gradient_sync(number == len(works)):
                 with self.autocast():
                     loss = self.student(work)
                 share = loss / len(works)
                 (share if self.scaler is None else self.scaler.scale(share)).backward()
             losses.append(loss.detach().float())
         return self.mean(torch.stack(losses).mean())
+
+    @torch.no_grad()
+    def measure(self, work: Work) -> Tensor:
+        """Compute losses without gradients; returns their means over all processes."""
+        with self.autocast():
+            return self.mean(self.student(work).float())
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision of forward passes."""
@@ -95,14 +101,14 @@ class Execution:
         return value
 
     def clip(self, optimizer: Any, limit: float) -> float:
-        """Clip the gradient to a norm, free of its loss scale; the norm before."""
+        """Remove the loss scale and clip the gradient; returns its norm before clipping."""
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
         norm: Any = torch.nn.utils.clip_grad_norm_(self.student.parameters(), limit)
         return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
     def step(self, optimizer: Any, *, skip: bool) -> None:
-        """Update the weights, or `skip` that; drop the gradients either way."""
+        """Update the weights unless `skip`; drops the gradients in both cases."""
         if self.scaler is None:
             if not skip:
                 optimizer.step()
@@ -114,14 +120,14 @@ class Execution:
         optimizer.zero_grad()
 
     def close(self) -> None:
-        """Let go of the other processes; nothing can be run after this.
+        """Release the wrapped policy; nothing can be run afterwards.
 
-        Else DDP would outlive the connection, and wait for it when the process ends.
+        Otherwise DDP outlives the connection and waits for it when the process ends.
         """
         self.student = nn.Identity()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs."""
+        """The state that a resumed run needs."""
         return {} if self.scaler is None else self.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -130,8 +136,8 @@ class Execution:
             self.scaler.load_state_dict(state)
 
     @contextmanager
-    def _reducing(self, last: bool) -> Iterator[None]:
-        """Share gradients between the processes only after the last backward pass of several."""
+    def _gradient_sync(self, last: bool) -> Iterator[None]:
+        """Let the processes exchange gradients only in the last backward pass of several."""
         student: Any = self.student
         if self.processes.alone or last:
             if self.sharded:
@@ -151,7 +157,7 @@ def _wrap(student: Student, processes: Processes, parallel: Parallel) -> nn.Modu
     if parallel is Parallel.DDP:
         from torch.nn.parallel import DistributedDataParallel
 
-        # Anchors use other parameters than the task does, and some batches fewer than others.
+        # Anchors and task use different parameters, and so do some batches.
         return DistributedDataParallel(student, find_unused_parameters=True)
     from torch.distributed.fsdp import fully_shard
 
@@ -159,11 +165,11 @@ def _wrap(student: Student, processes: Processes, parallel: Parallel) -> nn.Modu
     if len(dtypes) > 1:
         raise CraftError(
             "This policy cannot be sharded.",
-            why=f"FSDP2 needs parameters of one dtype, and it has {', '.join(map(str, dtypes))}.",
+            why=f"FSDP2 needs parameters of one dtype; it has {', '.join(map(str, dtypes))}.",
             fix="use --parallel ddp, or a float32 policy with --amp bf16.",
             exit_code=EXIT_USAGE,
         )
-    # As one unit: joint-attention policies never call their layers as modules, so that units of
-    # layers would not be gathered for them.
+    # As one unit: joint-attention policies never call their layers as modules, so FSDP2 would not
+    # gather layers that were units of their own.
     fully_shard(student)
     return student

@@ -1,4 +1,11 @@
-"""One training step, in the order of the method."""
+"""One training step, in the order of the method.
+
+1. L_task and its gradient, over one or several batches.
+2. Retention (`Retention.apply`): L_ret and its gradient, projection, merge (`method/projection.py`)
+   and the step of the multiplier λ (`method/constraint.py`).
+3. Clip the merged gradient once, then the optimizer step and the learning-rate schedule.
+4. The report.
+"""
 
 import functools
 import math
@@ -9,9 +16,9 @@ from typing import Any
 from torch import Tensor
 
 from craftcli.engine.execution import Execution
-from craftcli.engine.retention import Retention
+from craftcli.engine.metrics import StepReport
+from craftcli.engine.retention.retention import Retention
 from craftcli.policies.base import Batch, Policy
-from craftcli.report.metrics import StepReport
 
 
 def train_step(
@@ -26,22 +33,22 @@ def train_step(
     clip_norm: float,
     data_s: float,
 ) -> StepReport:
-    """Update the policy once with the gradients of several batches; `step` counts from 0.
+    """Update the policy once from the gradients of all batches; `step` counts from 0.
 
-    A step in which something is not finite changes neither weights nor λ, and says so.
+    A step with a value that is not finite is skipped: it changes neither the weights nor λ.
     """
     started = time.perf_counter()
     policy.train()
     losses = [functools.partial(_task_loss, policy, batch) for batch in batches]
     loss = execution.accumulate(losses).item()
     retained = retention.apply(step) if retention else None
-    # LeRobot takes 0 to mean that nothing is clipped.
+    # A limit of 0 means no clipping in LeRobot.
     norm = execution.clip(optimizer, clip_norm if clip_norm > 0 else math.inf)
     skipped = not (math.isfinite(loss) and math.isfinite(norm)) or (
         retained is not None and not retained.finite
     )
     execution.step(optimizer, skip=skipped)
-    # What this update was made with; the scheduler is about to set the next one's.
+    # Read before the scheduler sets the learning rate of the next step.
     lr = optimizer.param_groups[0]["lr"]
     if not skipped:
         _after_update(policy, scheduler)
@@ -66,6 +73,6 @@ def _task_loss(policy: Policy, batch: Batch) -> Tensor:
 def _after_update(policy: Policy, scheduler: Any) -> None:
     if scheduler is not None:
         scheduler.step()
-    # Some of LeRobot's policies keep averages of their own weights.
+    # Some of LeRobot's policies keep a running average of their weights.
     if callable(getattr(policy, "update", None)):
         policy.update()

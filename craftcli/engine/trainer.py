@@ -1,46 +1,71 @@
-"""The training loop."""
+"""The training loop: steps, log lines, checkpoints, and an orderly end."""
 
 import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from craftcli.cache.format import DatasetIdentity
-from craftcli.cache.processes import Processes
 from craftcli.choices import Tracker
-from craftcli.config import TrainConfig
+from craftcli.config.train import TrainConfig
+from craftcli.distributed import Processes
+from craftcli.engine.budget_record import BudgetRecord
+from craftcli.engine.checkpoint_manifest import CheckpointManifest, file_digest
+from craftcli.engine.checkpoints import SaveFailedError, restore, restore_random_state, save
+from craftcli.engine.dependencies import find_dependencies
+from craftcli.engine.ending import Ending, explained_disk_errors, interruptible, not_finite
 from craftcli.engine.execution import Execution
-from craftcli.engine.interrupt import interruptible
-from craftcli.engine.opening import keep_weights
-from craftcli.engine.resuming import Resumed, forget_later
-from craftcli.engine.retention import Retention
-from craftcli.engine.run_folder import METRICS_FILE, run_folder
-from craftcli.engine.saving import restore, save
+from craftcli.engine.failed_step import StepStart
+from craftcli.engine.judging import judge
+from craftcli.engine.kept_checkpoints import point_to_best, remove_older
+from craftcli.engine.method.constraint import Note
+from craftcli.engine.metrics import (
+    LogEntry,
+    MetricsFile,
+    StepReport,
+    Window,
+    empty_entry,
+    last_entry,
+)
+from craftcli.engine.resuming import (
+    Resumed,
+    changed_error,
+    forget_later,
+    record_steps,
+    require_unmoved,
+    set_later_aside,
+)
+from craftcli.engine.retention.opening import keep_weights, kept_files
+from craftcli.engine.retention.retention import Retention
+from craftcli.engine.retention.terms import RetentionTerms
+from craftcli.engine.run_folder import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    lock_folder,
+    remove_replaced,
+    run_folder,
+)
 from craftcli.engine.step import train_step
-from craftcli.engine.summary_keeping import SummaryKeeper, keep_summary
+from craftcli.engine.summary import SummaryKeeper, keep_summary
+from craftcli.engine.trackers import RunTracker, TrackedRun, tracking
+from craftcli.engine.verdict import Verdict
+from craftcli.engine.watch import Evaluator, Watch
 from craftcli.errors import CraftError
-from craftcli.policies.action_range import describe_out_of_reach
 from craftcli.policies.base import Batch
-from craftcli.policies.data import TaskBatches, read_rows
-from craftcli.policies.identity import dataset_identity
-from craftcli.policies.loading import Checkpoint
-from craftcli.policies.training import (
+from craftcli.policies.lerobot.apart_statistics import task_preprocessor
+from craftcli.policies.lerobot.batches import TaskBatches
+from craftcli.policies.lerobot.checkpoint import Checkpoint
+from craftcli.policies.lerobot.training import (
+    continue_schedule,
     optimizer_and_scheduler,
     pipeline_config,
-    read_random_state,
 )
-from craftcli.report.metrics import LogEntry, MetricsFile, StepReport, Window
-from craftcli.report.trackers import RunTracker, TrackedRun, tracking
-
-SKIPS_ALLOWED = 25
-"""Steps in a row that may be skipped: float16 needs about 16 to find its scale."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,219 +73,383 @@ class RunResult:
     """How a run ended."""
 
     checkpoint: Path
-    """The last one saved."""
+    """The last checkpoint."""
     last: LogEntry
     interrupted: bool
-    """Whether it was asked to end before its last step."""
+    """Whether a signal ended it before its last step."""
+    verdict: Verdict
+    """Whether L_ret kept to its budget, over all parts of a resumed run."""
+    skipped: int = 0
+    """Steps that were not finite, over all parts of a resumed run; they changed no weights."""
+    was_finished: bool = False
+    """Whether a resumed run had taken its last step before; nothing was trained now."""
+    stopped_early: bool = False
+    """Whether measurements that were no better ended it."""
+    best: Path | None = None
+    """The best checkpoint of a run that was measured while it trained."""
 
 
 class Trainer:
-    """Fine-tunes a student on a dataset, under retention if there is any."""
+    """Fine-tunes a student on a dataset, held by retention terms if there are any.
+
+    Construct it once the policy is ready: parameters that are not trained are frozen, because the
+    optimizer and the processes' wrappers are made here. A resumed run continues from the optimizer,
+    λ, log window and position of its checkpoint.
+    """
 
     def __init__(
         self,
         config: TrainConfig,
         student: Checkpoint,
         dataset: Any,
-        retention: Retention | None,
+        terms: RetentionTerms | None,
         *,
         output: Path,
         resumed: Resumed | None = None,
+        processes: Processes | None = None,
+        evaluator: Evaluator | None = None,
+        froze_downstream: bool = False,
+        free_share: float = 0.0,
     ) -> None:
+        """`evaluator` measures the student between steps, for a run with --eval-every.
+
+        `froze_downstream` and `free_share` are what `check_reach` in `run.py` did and found.
+        """
+        policy = student.policy
         self.config = config
         self.output = output
-        self._student = student
-        self._retention = retention
+        self.student = student
+        self.processes = processes or Processes.from_environment()
+        self.execution = Execution(
+            policy, processes=self.processes, amp=config.amp, parallel=config.parallel
+        )
+        self._pipeline = pipeline_config(config, student, dataset, output)
+        self.optimizer, self.scheduler = optimizer_and_scheduler(self._pipeline, policy)
+        self.retention: Retention | None = None
+        if terms is not None:
+            self.retention = Retention(
+                terms, policy, config, total_steps=config.steps, execution=self.execution
+            )
+            self.retention.group_by(self.optimizer)
+        self.last_report: StepReport | None = None
         self._dataset = dataset
         self._resumed = resumed
-        self._pipeline = pipeline_config(config, student, dataset, output)
+        self._batches = TaskBatches(
+            dataset,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            workers=config.workers,
+            drop_last_frames=getattr(policy.config, "drop_n_last_frames", 0),
+            processes=self.processes,
+            position=resumed.state["data"] if resumed else None,
+        )
+        self._watch = Watch(
+            evaluator,
+            policy,
+            every=config.eval_every,
+            patience=config.patience,
+            processes=self.processes,
+        )
+        self._best: Path | None = None
         self._window = Window(steps=config.steps, mode=config.mode)
-        self._last: StepReport | None = None
+        self._record = BudgetRecord(since=resumed.step if resumed else 0)
+        self._froze_downstream, self._free_share = froze_downstream, free_share
         self._tracker_id: str | None = None
         self._summary: SummaryKeeper | None = None
-        self._execution: Execution
-        self._optimizer: Any
-        self._scheduler: Any
-        self._batches: TaskBatches
+        self._skipped: int = resumed.state.get("skipped", 0) if resumed else 0
+        self._saved: Path | None = resumed.checkpoint if resumed else None
+        self._manifest = CheckpointManifest(files={})
+        self._metrics: MetricsFile | None = None
+        self._step_start: StepStart | None = None
+        if resumed:
+            self._restore(resumed)
 
     @property
-    def peak_lr(self) -> float:
-        """The learning rate of the policy's preset, or the one that replaced it."""
-        lr: float = self._pipeline.optimizer.lr
-        return lr
-
-    def trains_on(self, anchors: DatasetIdentity) -> bool:
-        """Whether anchors came from the same dataset."""
-        return dataset_identity(self._dataset, []).fingerprint == anchors.fingerprint
-
-    def out_of_reach(self) -> str | None:
-        """Which of the dataset's actions the policy cannot take; None if it can take all."""
-        return describe_out_of_reach(self._student, self._dataset)
-
-    def sample_batch(self) -> Batch:
-        """A few samples as the policy takes them, to try things out on."""
-        rows = list(range(min(self.config.batch_size, len(self._dataset))))
-        batch: Batch = self._student.preprocess(read_rows(self._dataset, rows))
-        return batch
+    def steps_done(self) -> int:
+        """Steps that an earlier part of the run has taken."""
+        return self._resumed.step if self._resumed else 0
 
     def steps(self) -> Iterator[StepReport]:
-        """Train, yielding after every step; nothing is written."""
-        batches = self._begin()
-        done = self._resumed.step if self._resumed else 0
-        for step in range(done, self.config.steps):
+        """Train, and yield the report of every step; writes no files."""
+        batches = self._seeded_batches()
+        preprocess = task_preprocessor(self.student, self._dataset)
+        for step in range(self.steps_done, self.config.steps):
             waiting = time.perf_counter()
-            now = [self._student.preprocess(b) for b in islice(batches, self.config.grad_accum)]
-            yield train_step(
+            now = [preprocess(b) for b in islice(batches, self.config.grad_accum)]
+            report = train_step(
                 step,
                 now,
-                policy=self._student.policy,
-                execution=self._execution,
-                optimizer=self._optimizer,
-                scheduler=self._scheduler,
-                retention=self._retention,
+                policy=self.student.policy,
+                execution=self.execution,
+                optimizer=self.optimizer,
+                scheduler=self.scheduler,
+                retention=self.retention,
                 clip_norm=self._pipeline.optimizer.grad_clip_norm,
                 data_s=time.perf_counter() - waiting,
             )
+            if self._step_start:
+                self._step_start.keep()
+            yield report
 
     def run(
         self,
         on_step: Callable[[int], None],
         on_log: Callable[[LogEntry], None],
-        on_note: Callable[[str], None],
+        on_note: Callable[[Note], None],
     ) -> RunResult:
-        """Train, log and save; asked to end, it finishes the step and saves."""
-        config, processes = self.config, Processes.from_environment()
-        ending = _Ending(config.steps, processes)
+        """Train, log and save; SIGINT or SIGTERM ends the run after the current step.
+
+        A resumed run that had taken its last step is only finished: summary, replaced run.
+        """
+        config, processes = self.config, self.processes
+        ending = Ending(config.steps, processes)
+        entry: LogEntry | None = None
+        report: StepReport | None = None
         with (
-            self._folder(processes),
+            explained_disk_errors(self.output),
+            self._folder(on_note),
             closing(MetricsFile(self.output / METRICS_FILE, write=processes.is_first)) as metrics,
-            self._tracked(processes) as tracker,
+            self._tracked() as tracker,
             interruptible() as interrupt,
-            self._kept_on_failure(processes),
+            self._saved_on_failure(),
         ):
+            self._metrics = metrics
             if processes.is_first:
-                self._summary = self._begin_summary()
-            for report in self.steps():
-                self._last = report
+                self._summary = self._start_summary()
+            if self._watch.active and not self.steps_done:
+                self._log(self._first_entry(), metrics, tracker, on_log)
+            for report in () if self._watch.exhausted else self.steps():
+                self.last_report = report
+                self._skipped += report.skipped
                 self._window.add(report)
+                self._record.add(report)
                 on_step(report.step)
                 for note in report.retention.notes if report.retention else ():
                     on_note(note)
-                last = ending.reached(report, asked=interrupt.requested)
-                if last or report.step % config.log_every == 0:
+                last = ending.reached(report, requested=interrupt.requested)
+                figures = self._measure(report.step)
+                last = last or self._watch.exhausted
+                if last or figures or report.step % config.log_every == 0:
                     entry = self._window.flush()
-                    metrics.write(entry)
-                    tracker.log(entry)
-                    on_log(entry)
-                if last or (config.save_every and report.step % config.save_every == 0):
-                    saved = self._save(report.step)
+                    if figures:
+                        entry = entry.with_figures(figures, best=self._watch.best_step)
+                    self._log(entry, metrics, tracker, on_log)
+                due = config.save_every and report.step % config.save_every == 0
+                if last or due or self._watch.best_step == report.step:
+                    self._save(report.step)
                 if last:
                     break
-        self._execution.close()
-        if ending.stuck:
-            raise _not_finite(report, ending.skipped, saved)
-        return RunResult(checkpoint=saved, last=entry, interrupted=report.step < config.steps)
+            self._finish(report)
+        self.execution.close()
+        if self._saved is None:
+            raise AssertionError("a run without a step is a resumed one")
+        if report and ending.stuck:
+            raise not_finite(report, ending.skipped, self._saved)
+        return RunResult(
+            checkpoint=self._saved,
+            last=entry or last_entry(self.output, steps=config.steps, mode=config.mode),
+            interrupted=report is not None
+            and report.step < config.steps
+            and not self._watch.exhausted,
+            verdict=self._verdict(report.step if report else self.steps_done),
+            skipped=self._skipped,
+            was_finished=report is None,
+            stopped_early=self._stopped_early,
+            best=self._best,
+        )
+
+    @property
+    def _stopped_early(self) -> bool:
+        last = self.last_report.step if self.last_report else self.steps_done
+        return self._watch.exhausted and last < self.config.steps
+
+    def _log(
+        self,
+        entry: LogEntry,
+        metrics: MetricsFile,
+        tracker: RunTracker,
+        on_log: Callable[[LogEntry], None],
+    ) -> None:
+        metrics.write(entry)
+        tracker.log(entry)
+        on_log(entry)
+
+    def _first_entry(self) -> LogEntry:
+        """The figures of the policy before its first step: those of its teacher."""
+        entry = empty_entry(0, steps=self.config.steps, mode=self.config.mode)
+        return entry.with_figures(asdict(self._watch.begin()), best=None)
+
+    def _measure(self, step: int) -> dict[str, float | None]:
+        """What is measured after a step; empty in all steps in which nothing is due."""
+        if not self._watch.due(step, last=self.config.steps):
+            return {}
+        # The budget in the end: an early policy must not win because its budget was larger.
+        last = self.retention.epsilon(self.config.steps) if self.retention else math.inf
+        return asdict(self._watch.measure(step, epsilon=last))
+
+    def _verdict(self, step: int) -> Verdict:
+        return judge(
+            self._record,
+            self.config,
+            step=step,
+            skipped=self._skipped,
+            free_share=self._free_share,
+        )
+
+    def _finish(self, report: StepReport | None) -> None:
+        """Complete a run that has taken its last step, now or before it was resumed."""
+        done = report.step if report else self.steps_done
+        over = done >= self.config.steps or self._watch.exhausted
+        if not over or not self.processes.is_first:
+            return
+        if report is None and self._summary:
+            self._summary.saved(
+                done,
+                skipped=self._skipped,
+                verdict=self._verdict(done),
+                stopped_early=self._stopped_early,
+            )
+        if 2 * self._skipped <= done:
+            # A run that was mostly skipped is no successor of a good one.
+            remove_replaced(self.output)
+
+    def _restore(self, resumed: Resumed) -> None:
+        restore(
+            resumed.checkpoint,
+            execution=self.execution,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+        )
+        if resumed.planned is not None:
+            continue_schedule(self.scheduler, self.optimizer)
+        if self.retention:
+            self.retention.load_state_dict(resumed.state["retention"])
+        self.execution.load_state_dict(resumed.state["execution"])
+        self._window.load_state_dict(resumed.state["window"])
+        if "watch" in resumed.state:  # earlier versions measured nothing
+            self._watch.load_state_dict(resumed.state["watch"])
+        if resumed.planned is not None:
+            self._watch.extend()
+        # Missing in runs of earlier versions: the record then starts here.
+        if "budget_record" in resumed.state:
+            self._record.load_state_dict(resumed.state["budget_record"])
+
+    def _seeded_batches(self) -> Iterator[Batch]:
+        """The batches to come, with the random generators set for the first of them."""
+        batches = iter(self._batches)
+        torch.manual_seed((self.config.seed + self.processes.rank) % 2**64)
+        if self._resumed is None:
+            return batches
+        if self._batches.position["start_index"]:
+            # The first batch of a round draws a random number; the saved run had drawn it already.
+            batches = chain([next(batches)], batches)
+        if self._resumed.state["world"] == self.processes.world:
+            restore_random_state(self._resumed.checkpoint, self.processes)
+        return batches
 
     @contextmanager
-    def _folder(self, processes: Processes) -> Iterator[None]:
-        """The folder of the run, made or gone on with by the first process."""
-        if self._resumed:
-            if processes.is_first:
-                forget_later(self.output, self._resumed.step)
-            processes.wait()
+    def _folder(self, on_note: Callable[[Note], None]) -> Iterator[None]:
+        """The folder of the run, locked by the first process: a new one, or that of --resume."""
+        if not self.processes.is_first:
+            self.processes.wait()
             yield
-        elif processes.is_first:
-            with run_folder(self.output, self._description, overwrite=self.config.overwrite):
-                if self._retention:
-                    keep_weights(self._retention, self.output)
-                processes.wait()
-                yield
-        else:
-            processes.wait()
+            return
+        with ExitStack() as stack:
+            if self._resumed:
+                unlocked = lock_folder(self.output, stack)
+                self._check_dependencies(self._resumed, on_note)
+                aside = set_later_aside(self._resumed)
+                if aside:
+                    on_note(Note(text=aside))
+                forget_later(self._resumed)
+                record_steps(self._resumed)
+                self._best = point_to_best(self.output, self._watch.best_step)
+                self._manifest = replace(self._manifest, run_files=self._run_files())
+            else:
+                unlocked = stack.enter_context(
+                    run_folder(self.output, self._description, overwrite=self.config.overwrite)
+                )
+                if self.retention:
+                    keep_weights(self.retention.terms, self.output)
+                self._manifest = self._describe_outside()
+            if unlocked:
+                text = f"{self.output} cannot be locked ({unlocked}): start no second run in it."
+                on_note(Note(text=text, is_warning=True))
+            self.processes.wait()
             yield
 
-    def _begin_summary(self) -> SummaryKeeper | None:
+    def _check_dependencies(self, resumed: Resumed, on_note: Callable[[Note], None]) -> None:
+        """Refuse to resume with another cache or dataset, unless the user accepts that."""
+        require_unmoved(resumed)
+        self._manifest = self._describe_outside()
+        before = resumed.manifest()
+        changed = before.changed_dependencies(self._manifest.depends) if before else []
+        if changed and not resumed.accepts_changes:
+            raise changed_error(resumed, "; ".join(changed))
+        for text in changed:
+            on_note(Note(text=f"--accept-changes: {text}.", is_warning=True))
+
+    def _describe_outside(self) -> CheckpointManifest:
+        """The part of every checkpoint's manifest that no step changes."""
+        anchors = self.retention.anchors if self.retention else None
+        return CheckpointManifest(
+            files={},
+            run_files=self._run_files(),
+            depends=find_dependencies(self.student, self._dataset, anchors),
+        )
+
+    def _run_files(self) -> dict[str, str]:
+        """Digests of the files of the run that no step changes."""
+        kept = [self.output / CONFIG_FILE, *kept_files(self.output)]
+        return {file.name: file_digest(file) for file in kept}
+
+    def _start_summary(self) -> SummaryKeeper | None:
         return keep_summary(
             self.output,
             steps=self.config.steps,
-            student=self._student,
+            student=self.student,
             dataset=self._dataset,
-            retention=self._retention,
-            resumed=self._resumed is not None,
+            anchors=self.retention.anchors if self.retention else None,
+            steps_done=self._resumed.step if self._resumed else None,
         )
 
     @contextmanager
-    def _tracked(self, processes: Processes) -> Iterator[RunTracker]:
-        """Where entries go besides the file; of several processes the first has a tracker."""
+    def _tracked(self) -> Iterator[RunTracker]:
+        """The tracker that log entries go to; only the first process has one."""
         run = TrackedRun(
             folder=self.output,
             settings=self.config.to_json(),
             resume=self._resumed.state["tracker"] if self._resumed else None,
-            done=self._resumed.step if self._resumed else 0,
+            done=self.steps_done,
         )
-        kind = self.config.tracker if processes.is_first else Tracker.NONE
+        kind = self.config.tracker if self.processes.is_first else Tracker.NONE
         with tracking(kind, run) as tracker:
             self._tracker_id = tracker.id
             yield tracker
 
     @contextmanager
-    def _kept_on_failure(self, processes: Processes) -> Iterator[None]:
-        """Save what was learned when a step fails for a reason that can be put right."""
+    def _saved_on_failure(self) -> Iterator[None]:
+        """Save a checkpoint when a step fails with an error that the user can fix."""
+        if self.processes.alone:
+            self._step_start = StepStart(self.student.policy, lambda: self._batches.position)
         try:
             yield
         except CraftError as error:
-            # With several processes the others are in the middle of theirs.
-            if self._last is None or not processes.alone:
+            # Saving needs all processes, and the others are still in the middle of a step.
+            if self.last_report is None or self._step_start is None:
                 raise
-            saved = self._save(self._last.step)
+            if isinstance(error, SaveFailedError):
+                raise
+            step = self.last_report.step
+            self._step_start.put_back()
+            saved = self._save(step)
             raise CraftError(
                 error.what,
                 why=error.why,
-                fix=f"{error.fix} Step {self._last.step} is saved: craft train --resume "
-                f"{self.output} goes on from {saved.name}.",
+                fix=f"{error.fix} Step {step} is saved: craft train --resume {self.output} "
+                f"continues from {saved.name}.",
                 exit_code=error.exit_code,
             ) from error
-
-    def _begin(self) -> Iterator[Batch]:
-        """Set everything up to go on from where the run is; the batches to come."""
-        config, processes, resumed = self.config, Processes.from_environment(), self._resumed
-        policy = self._student.policy
-        self._execution = Execution(
-            policy, processes=processes, amp=config.amp, parallel=config.parallel
-        )
-        self._optimizer, self._scheduler = optimizer_and_scheduler(self._pipeline, policy)
-        if self._retention:
-            self._retention.execution = self._execution
-            self._retention.group_by(self._optimizer)
-        self._batches = TaskBatches(
-            self._dataset,
-            batch_size=config.batch_size,
-            seed=config.seed,
-            workers=config.workers,
-            drop_last_frames=getattr(policy.config, "drop_n_last_frames", 0),
-            processes=processes,
-            position=resumed.state["data"] if resumed else None,
-        )
-        batches = iter(self._batches)
-        torch.manual_seed(config.seed + processes.rank)
-        if resumed is None:
-            return batches
-        restore(
-            resumed.checkpoint,
-            execution=self._execution,
-            optimizer=self._optimizer,
-            scheduler=self._scheduler,
-        )
-        if self._retention:
-            self._retention.load_state_dict(resumed.state["retention"])
-        self._execution.load_state_dict(resumed.state["execution"])
-        self._window.load_state_dict(resumed.state["window"])
-        if self._batches.position["start_index"]:
-            # Starting on a round draws a random number. The run that was saved had done so.
-            batches = chain([next(batches)], batches)
-        if resumed.state["world"] == processes.world:
-            read_random_state(resumed.checkpoint, processes)
-        return batches
 
     @property
     def _description(self) -> str:
@@ -269,57 +458,41 @@ class Trainer:
     def _save(self, step: int) -> Path:
         state = {
             "step": step,
-            "world": self._execution.processes.world,
-            "data": self._batches.position,
-            "retention": self._retention and self._retention.state_dict(),
-            "execution": self._execution.state_dict(),
+            "world": self.processes.world,
+            "data": self._step_start.position if self._step_start else self._batches.position,
+            "retention": self.retention and self.retention.state_dict(),
+            "execution": self.execution.state_dict(),
             "window": self._window.state_dict(),
             "tracker": self._tracker_id,
+            "skipped": self._skipped,
+            "watch": self._watch.state_dict(),
+            "froze_downstream": self._froze_downstream,
+            "budget_record": self._record.state_dict(),
+            "verdict": self._verdict(step).to_json(),
         }
-        saved = save(
+        log = self._metrics.mark if self._metrics else None
+        self._saved = save(
             self.output,
             step,
             pipeline=self._pipeline,
-            student=self._student,
-            execution=self._execution,
-            optimizer=self._optimizer,
-            scheduler=self._scheduler,
+            student=self.student,
+            execution=self.execution,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
             description=self._description,
             state=state,
+            manifest=replace(self._manifest, log=log, summary=self._summary is not None),
         )
         if self._summary:
-            self._summary.saved(step)
-        return saved
-
-
-class _Ending:
-    """Decides, the same in all processes, which step is the last."""
-
-    def __init__(self, steps: int, processes: Processes) -> None:
-        self._steps = steps
-        self._processes = processes
-        self.skipped = 0
-        """Steps in a row, up to now."""
-
-    @property
-    def stuck(self) -> bool:
-        """Whether too many steps in a row were skipped, or all there are."""
-        return self.skipped > SKIPS_ALLOWED or self.skipped >= self._steps
-
-    def reached(self, report: StepReport, *, asked: bool) -> bool:
-        """Whether to stop after this step; `asked` by a signal to any of the processes."""
-        self.skipped = self.skipped + 1 if report.skipped else 0
-        return self._processes.total(int(asked)) > 0 or report.step == self._steps or self.stuck
-
-
-def _not_finite(report: StepReport, skipped: int, saved: Path) -> CraftError:
-    values = {"loss": report.loss, "gradient norm": report.grad_norm}
-    if report.retention:
-        values["L_ret"] = report.retention.loss
-    broken = [f"{name} is {value}" for name, value in values.items() if not math.isfinite(value)]
-    return CraftError(
-        f"Training stopped at step {report.step}.",
-        why=f"{skipped} steps in a row were not finite ({', '.join(broken)}); none of them changed "
-        "the weights.",
-        fix=f"lower --lr, or check the dataset for NaN; the state is saved in {saved}.",
-    )
+            self._summary.saved(
+                step,
+                skipped=self._skipped,
+                verdict=self._verdict(step),
+                stopped_early=self._stopped_early,
+            )
+        if self.processes.is_first:
+            if self._watch.best_step == step:
+                self._best = point_to_best(self.output, step)
+            if self.config.keep_last:
+                remove_older(self.output, keep=self.config.keep_last)
+        return self._saved

@@ -1,27 +1,43 @@
-"""Evaluating a policy on everything that was planned."""
+"""Evaluates a policy: drift from its teacher, losses on datasets, success in simulation."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
-from craftcli.cache.reader import CacheReader
+from craftcli.cache.reading.reader import CacheReader
 from craftcli.choices import LossKind
 from craftcli.errors import CraftError
-from craftcli.evaluation.dataset_losses import dataset_loss
+from craftcli.evaluation.action_error import compare_actions
+from craftcli.evaluation.dataset_loss import dataset_loss
 from craftcli.evaluation.drift import measure_drift
-from craftcli.evaluation.environments import open_environments
-from craftcli.evaluation.findings import ActionError, DatasetLoss, Drift
-from craftcli.evaluation.record import Evaluation
+from craftcli.evaluation.instruction_check import (
+    FRAMES,
+    known_instructions,
+    measure_effect,
+    reason_to_skip,
+)
+from craftcli.evaluation.results import (
+    ActionError,
+    DatasetLoss,
+    Drift,
+    Evaluation,
+    InstructionCheck,
+    Success,
+)
 from craftcli.evaluation.rollouts import EPISODES, FIRST_SEED, rollout
+from craftcli.evaluation.simulators.base import Environment
+from craftcli.evaluation.simulators.by_name import open_environments
 from craftcli.evaluation.subject import Plan, Subject
-from craftcli.evaluation.success import Success
-from craftcli.evaluation.teacher_actions import compare_actions, open_teacher
-from craftcli.locations import Location
-from craftcli.policies.data import open_dataset
+from craftcli.evaluation.teacher_success import teacher_success
+from craftcli.policies.lerobot.checkpoint import Checkpoint
+from craftcli.policies.lerobot.task_processors import as_the_anchors
+from craftcli.sources import load_policy, open_teacher
 
-type Progress = Callable[[int, str], AbstractContextManager[Callable[[int], None]]]
-"""Opens a progress bar of so many units; calling what it gives advances it."""
+type Progress = Callable[[int, str, str], AbstractContextManager[Callable[[int], None]]]
+"""Opens a progress bar with a total, a unit and a name; the value of the context advances it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,69 +48,75 @@ class Amounts:
     seed: int = FIRST_SEED
     max_steps: int | None = None
     samples: int = 512
-    """Frames of a dataset."""
+    """Frames of each dataset."""
     batch_size: int = EPISODES
     workers: int = 0
 
 
-def evaluate(
-    subject: Subject, plan: Plan, amounts: Amounts, progress: Progress, *, anchor_root: str | None
+def evaluate_policy(
+    subject: Subject,
+    plan: Plan,
+    amounts: Amounts,
+    progress: Progress,
+    *,
+    anchor_root: str | None,
+    with_teacher: bool = False,
 ) -> Evaluation:
-    """Measure drift, losses and success, as far as each is planned."""
-    # First, so that a simulator that is not installed is noticed before an hour of work.
+    """Measure everything that is planned.
+
+    `anchor_root` is the folder of the cache's dataset, if it has moved since the cache was built.
+    `with_teacher` rolls the teacher of a run out too, in the same episodes.
+    """
+    # First, so that a simulator that is not installed fails before an hour of other work.
+    config = subject.checkpoint.policy.config
     environments = [
         environment
         for name in plan.environments
-        for environment in open_environments(
-            name, subject.checkpoint.policy.config, max_steps=amounts.max_steps
-        )
+        for environment in open_environments(name, config, max_steps=amounts.max_steps)
+    ]
+    environments += [
+        dataclasses.replace(environment, group="old")
+        for name in plan.old_environments
+        for environment in open_environments(name, config, max_steps=amounts.max_steps)
     ]
     left_out = list(plan.left_out)
     drift = None
     if plan.cache is not None:
         drift = _drift(subject, plan.cache, amounts, progress, anchor_root, left_out)
-    losses = _losses(subject, plan, amounts, progress)
-    success: list[Success] = []
-    if environments:
-        with progress(len(environments) * amounts.episodes, "episodes") as advance:
-            success = [
-                rollout(
-                    subject.checkpoint,
-                    environment,
-                    episodes=amounts.episodes,
-                    seed=amounts.seed,
-                    batch_size=amounts.batch_size,
-                    workers=amounts.workers,
-                    on_episodes=advance,
-                )
-                for environment in environments
-            ]
+    teacher = _OpenedTeacher(subject, left_out)
     return Evaluation(
         policy=subject.identity,
         drift=drift,
-        losses=tuple(losses),
-        success=tuple(success),
+        losses=tuple(_losses(subject, plan, amounts, progress)),
+        success=tuple(_rollouts(subject, environments, amounts, progress)),
+        instructions=_listens(subject, plan, amounts, progress, teacher),
+        teacher_success=tuple(
+            _teacher_rollouts(subject, environments, amounts, progress, teacher, left_out)
+            if with_teacher
+            else ()
+        ),
         left_out=tuple(left_out),
+        when=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        verdict=subject.verdict,
     )
 
 
 def _drift(
     subject: Subject,
-    cache: Location,
+    cache: CacheReader,
     amounts: Amounts,
     progress: Progress,
     anchor_root: str | None,
     left_out: list[str],
 ) -> Drift:
-    reader = CacheReader.open(cache)
     config = subject.config
     root = anchor_root or (config.anchor_root if config else None)
-    with progress(reader.manifest.rows, "anchors") as advance:
+    with progress(cache.manifest.rows, "anchors", "Drift") as advance:
         drift = measure_drift(
             subject.checkpoint,
             cache,
             loss=config.loss if config else LossKind.NMSE,
-            trained_on=_held(subject, left_out),
+            trained_on=_open_trained_on(subject, cache, left_out),
             anchor_root=root,
             batch_size=amounts.batch_size,
             on_rows=advance,
@@ -104,38 +126,52 @@ def _drift(
     if drift.action is not None:
         return drift
     try:
-        action = _against_teacher(subject, reader, amounts, root)
+        teacher = _open_teacher(subject, cache)
+    except CraftError as error:
+        if subject.given_teacher is not None:
+            raise  # the user has named it
+        left_out.append(f"action error: {error.what} {error.why}")
+        return drift
+    try:
+        action = _compare_with_teacher(subject, teacher, cache, amounts, root)
     except CraftError as error:
         left_out.append(f"action error: {error.what} {error.why}")
         return drift
     return dataclasses.replace(drift, action=action)
 
 
-def _held(subject: Subject, left_out: list[str]) -> Location | None:
-    """The cache that the run was held to, if it is still there to be compared with."""
+def _open_trained_on(
+    subject: Subject, cache: CacheReader, left_out: list[str]
+) -> CacheReader | None:
+    """The cache that the run was trained to hold, if it still exists."""
     if subject.trained_on is None:
         return None
+    if subject.trained_on == cache.path:
+        return cache
     try:
-        CacheReader.open(subject.trained_on)
+        return CacheReader.open(subject.trained_on)
     except CraftError as error:
         left_out.append(f"whether these anchors are held out from the run's own: {error.what}")
         return None
-    return subject.trained_on
 
 
-def _against_teacher(
-    subject: Subject, reader: CacheReader, amounts: Amounts, root: str | None
+def _open_teacher(subject: Subject, cache: CacheReader) -> Checkpoint:
+    return open_teacher(
+        cache.manifest,
+        device=str(next(subject.checkpoint.policy.parameters()).device),
+        named=subject.teacher,
+        renames=subject.checkpoint.renames,
+        trust_remote_code=subject.trust_remote_code,
+    )
+
+
+def _compare_with_teacher(
+    subject: Subject, teacher: Checkpoint, cache: CacheReader, amounts: Amounts, root: str | None
 ) -> ActionError:
-    device = str(next(subject.checkpoint.policy.parameters()).device)
     return compare_actions(
-        subject.checkpoint,
-        open_teacher(
-            reader.manifest,
-            device=device,
-            renames=subject.checkpoint.renames,
-            trust_remote_code=subject.trust_remote_code,
-        ),
-        reader,
+        as_the_anchors(subject.checkpoint, cache.manifest.statistics),
+        teacher,
+        cache,
         seed=amounts.seed,
         batch_size=amounts.batch_size,
         anchor_root=root,
@@ -145,18 +181,13 @@ def _against_teacher(
 def _losses(
     subject: Subject, plan: Plan, amounts: Amounts, progress: Progress
 ) -> list[DatasetLoss]:
-    found = []
+    losses = []
     for source in plan.datasets:
-        dataset = open_dataset(
-            source.repo_id,
-            root=source.root,
-            revision=source.revision,
-            policy_config=subject.checkpoint.policy.config,
-            renames=subject.checkpoint.renames,
-        )
-        with progress(min(amounts.samples, len(dataset)), "frames") as advance:
+        policy = subject.policy_for(source.group, source.number)
+        dataset = source.open_for(policy)
+        with progress(min(amounts.samples, len(dataset)), "frames", "Loss") as advance:
             loss = dataset_loss(
-                subject.checkpoint,
+                policy,
                 dataset,
                 seed=amounts.seed,
                 group=source.group,
@@ -164,5 +195,121 @@ def _losses(
                 batch_size=amounts.batch_size,
                 on_frames=advance,
             )
-        found.append(loss)
+        losses.append(loss)
+    return losses
+
+
+def _listens(
+    subject: Subject,
+    plan: Plan,
+    amounts: Amounts,
+    progress: Progress,
+    known: "_OpenedTeacher",
+) -> InstructionCheck | None:
+    """Whether the policy reads its instructions, on the datasets of the plan."""
+    policies = [subject.policy_for(source.group, source.number) for source in plan.datasets]
+    opened = [s.open_for(policy) for s, policy in zip(plan.datasets, policies, strict=True)]
+    if not opened:
+        return None
+    instructions = known_instructions(opened)
+    if reason := reason_to_skip(subject.checkpoint, instructions):
+        return InstructionCheck(skipped=reason)
+    teacher = known.checkpoint
+    frames = min(amounts.samples, FRAMES) * len(opened) * (1 if teacher is None else 2)
+    with progress(frames, "frames", "Instructions") as advance:
+        effects = [
+            measure_effect(
+                policy,
+                # Both act through the same processors.
+                teacher and teacher.with_processors_of(policy),
+                dataset,
+                instructions,
+                seed=amounts.seed,
+                group=source.group,
+                samples=amounts.samples,
+                batch_size=amounts.batch_size,
+                on_frames=advance,
+            )
+            for source, policy, dataset in zip(plan.datasets, policies, opened, strict=True)
+        ]
+    return InstructionCheck(effects=tuple(effects))
+
+
+class _OpenedTeacher:
+    """The policy that the run started from, or that the user names; loaded when it is needed."""
+
+    def __init__(self, subject: Subject, left_out: list[str]) -> None:
+        self._subject = subject
+        self._left_out = left_out
+
+    @functools.cached_property
+    def checkpoint(self) -> Checkpoint | None:
+        """None without a run and a name, or if it cannot be loaded."""
+        subject, config = self._subject, self._subject.config
+        named = subject.given_teacher
+        if named is None and config is None:
+            return None
+        try:
+            return load_policy(
+                named or (config.policy if config else ""),
+                device=str(next(subject.checkpoint.policy.parameters()).device),
+                revision=config.revision if config and named is None else None,
+                renames=subject.checkpoint.renames,
+                trust_remote_code=subject.trust_remote_code,
+            )
+        except CraftError as error:
+            self._left_out.append(f"what the teacher does: {error.what} {error.why}")
+            return None
+
+
+def _teacher_rollouts(
+    subject: Subject,
+    environments: list[Environment],
+    amounts: Amounts,
+    progress: Progress,
+    opened: _OpenedTeacher,
+    left_out: list[str],
+) -> list[Success]:
+    """The success of the teacher in the same episodes; what fails is left out."""
+    if not environments or opened.checkpoint is None:
+        return []
+    teacher, found = opened.checkpoint, []
+    with progress(len(environments) * amounts.episodes, "episodes", "Teacher") as advance:
+        for environment in environments:
+            actor = teacher.with_processors_of(subject.policy_for(environment.group))
+            measure = functools.partial(_rollout, actor, environment, amounts, advance)
+            seeds = range(amounts.seed, amounts.seed + amounts.episodes)
+            try:
+                found.append(teacher_success(actor, environment, seeds, subject.home, measure))
+            except CraftError as error:
+                left_out.append(f"the teacher in {environment.name}: {error.what} {error.why}")
     return found
+
+
+def _rollout(
+    policy: Checkpoint,
+    environment: Environment,
+    amounts: Amounts,
+    on_episodes: Callable[[int], None],
+) -> Success:
+    return rollout(
+        policy,
+        environment,
+        episodes=amounts.episodes,
+        seed=amounts.seed,
+        batch_size=amounts.batch_size,
+        workers=amounts.workers,
+        on_episodes=on_episodes,
+    )
+
+
+def _rollouts(
+    subject: Subject, environments: list[Environment], amounts: Amounts, progress: Progress
+) -> list[Success]:
+    if not environments:
+        return []
+    with progress(len(environments) * amounts.episodes, "episodes", "Success") as advance:
+        return [
+            _rollout(subject.policy_for(environment.group), environment, amounts, advance)
+            for environment in environments
+        ]

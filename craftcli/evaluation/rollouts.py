@@ -1,25 +1,28 @@
-"""Closed-loop rollouts: episodes of one environment stepped together, with batched inference."""
+"""Closed-loop rollouts: episodes of one environment step together, with batched inference."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from craftcli.errors import CraftError
-from craftcli.evaluation.seats import LocalSeats, Seats, WorkerSeats
-from craftcli.evaluation.simulation import Environment, Moment, Observation
-from craftcli.evaluation.success import Episode, Success
+from craftcli.evaluation.parallel_worlds import LocalWorlds, WorkerWorlds, Worlds
+from craftcli.evaluation.results import Episode, Success
+from craftcli.evaluation.simulators.base import Environment, Observation, StepResult
 from craftcli.policies.base import Batch, Policy
+from craftcli.policies.lerobot.batches import stack_observations
 
 FIRST_SEED = 1000
-"""Of evaluation episodes, far from the seeds that data is made with."""
+"""Seed of the first evaluation episode, far from the seeds that datasets are made with."""
 EPISODES = 50
+
+type OnFrame = Callable[[int, int, Observation], None]
+"""Gets the seed of an episode, the step in it, and what the policy sees at that step."""
 
 
 class Actor(Protocol):
-    """What acts: a `Checkpoint`, or anything with a policy and its processors."""
+    """A policy with its processors, such as a `Checkpoint`."""
 
     @property
     def policy(self) -> Policy:
@@ -28,12 +31,12 @@ class Actor(Protocol):
 
     @property
     def preprocess(self) -> Any:
-        """From what the world shows to what the policy takes."""
+        """Turns observations into the policy's inputs."""
         ...
 
     @property
     def postprocess(self) -> Any:
-        """From what the policy gives to what the world takes."""
+        """Turns the policy's outputs into actions of the world."""
         ...
 
 
@@ -46,24 +49,29 @@ def rollout(
     batch_size: int = EPISODES,
     workers: int = 0,
     on_episodes: Callable[[int], None] = lambda _: None,
+    on_frame: OnFrame = lambda seed, step, seen: None,
 ) -> Success:
-    """Roll a policy out on the episodes of seeds `seed`, `seed + 1`, ...
+    """Roll a policy out in the episodes of seeds `seed`, `seed + 1`, ...
 
-    `batch_size` of them run together; `workers` processes simulate them, or this one if 0. The
-    same arguments give the same result.
+    `batch_size` episodes run together; `workers` processes simulate them, or this process if 0.
+    `on_frame` gets every observation on which the policy acts.
+    The same arguments give the same result.
+
+    Raises:
+        CraftError: the environment lacks inputs of the policy, or none of its worlds starts.
     """
     seeds = range(seed, seed + episodes)
     together = min(batch_size, episodes)
-    seats: Seats = (
-        WorkerSeats(environment.make, together, workers)
+    worlds: Worlds = (
+        WorkerWorlds(environment.make, together, workers)
         if workers
-        else LocalSeats(environment.make, together)
+        else LocalWorlds(environment.make, together)
     )
     done: list[Episode] = []
-    with closing(seats):
+    with closing(worlds):
         for start in range(0, episodes, together):
             own = seeds[start : start + together]
-            done += _run_together(actor, environment, seats, own, on_episodes)
+            done += _run_together(actor, environment, worlds, own, on_episodes, on_frame)
     return Success(
         environment=environment.name,
         group=environment.group,
@@ -76,38 +84,42 @@ def rollout(
 def _run_together(
     actor: Actor,
     environment: Environment,
-    seats: Seats,
+    worlds: Worlds,
     seeds: Sequence[int],
     on_episodes: Callable[[int], None],
+    on_frame: OnFrame,
 ) -> list[Episode]:
-    """Episodes of one batch; the policy's queues of actions and history begin anew with it."""
+    """Run the episodes of one batch, with the policy's action queue and history reset."""
     policy = actor.policy
     policy.eval()
     policy.reset()
-    runs = [_Run(seed, first) for seed, first in zip(seeds, seats.reset(seeds), strict=True)]
+    runs = [_Run(seed, first) for seed, first in zip(seeds, worlds.reset(seeds), strict=True)]
     _check_inputs(actor, environment, runs)
     device = next(policy.parameters()).device
-    # What a policy draws in acting, noise for one, is a function of the seed and of nothing else.
+    # Some policies draw noise when they act: it depends on the seed alone.
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seeds[0])
         for _ in range(environment.max_steps):
             if all(run.over for run in runs):
                 break
+            for run in runs:
+                if not run.over and run.observation is not None:
+                    on_frame(run.seed, run.steps, run.observation)
             batch = actor.preprocess(_batch(runs))
             actions = actor.postprocess(policy.select_action(batch)).cpu().numpy()
             acting = [None if run.over else actions[i] for i, run in enumerate(runs)]
-            for run, moment in zip(runs, seats.step(acting), strict=True):
-                if moment is not None:
-                    run.take(moment)
+            for run, result in zip(runs, worlds.step(acting), strict=True):
+                if result is not None:
+                    run.add(result)
                     on_episodes(int(run.over))
     on_episodes(sum(not run.over for run in runs))
     return [run.episode() for run in runs]
 
 
 class _Run:
-    """One episode as it goes on."""
+    """An episode in progress."""
 
-    def __init__(self, seed: int, first: Moment) -> None:
+    def __init__(self, seed: int, first: StepResult) -> None:
         self.seed = seed
         self.steps = 0
         self.last = first
@@ -117,11 +129,11 @@ class _Run:
     def over(self) -> bool:
         return self.last.over
 
-    def take(self, moment: Moment) -> None:
+    def add(self, result: StepResult) -> None:
         self.steps += 1
-        self.last = moment
-        # An episode that is over stays in the batch, with what was seen last.
-        self.observation = moment.observation or self.observation
+        self.last = result
+        # A crashed world has no observation: it stays in the batch with its last one.
+        self.observation = result.observation or self.observation
 
     def episode(self) -> Episode:
         last = self.last
@@ -129,30 +141,21 @@ class _Run:
 
 
 def _batch(runs: list[_Run]) -> Batch:
-    """What the policy sees of all episodes, as LeRobot's processors take it."""
+    """The observations of all episodes, as LeRobot's preprocessors take them."""
     seen = [run.observation for run in runs if run.observation is not None]
-    # A world that crashed before it was ever seen still has its place in the batch.
+    # A world that crashed at its reset keeps its row, with another world's observation.
     rows = [seen[0] if run.observation is None else run.observation for run in runs]
-    return {key: _joined([row[key] for row in rows]) for key in seen[0]}
-
-
-def _joined(values: list[Any]) -> Any:
-    if isinstance(values[0], str):
-        return values
-    stacked = torch.from_numpy(np.stack(values))
-    if stacked.dtype == torch.uint8:  # [B, H, W, 3]
-        return stacked.permute(0, 3, 1, 2).contiguous().float() / 255
-    return stacked
+    return {key: stack_observations([row[key] for row in rows]) for key in seen[0]}
 
 
 def _check_inputs(actor: Actor, environment: Environment, runs: list[_Run]) -> None:
-    """Refuse an environment that does not show what the policy reads, or shows nothing at all."""
+    """Refuse an environment that lacks inputs of the policy, or that gives no observation."""
     seen = next((run.observation for run in runs if run.observation is not None), None)
     if seen is None:
         raise CraftError(
-            f"No world of {environment.name} could be started.",
-            why=f"all {len(runs)} crashed at once; the first: {runs[0].last.error}.",
-            fix="mend the simulator, then evaluate again.",
+            f"Cannot start {environment.name}.",
+            why=f"all {len(runs)} worlds crashed at their reset; the first: {runs[0].last.error}.",
+            fix="repair the simulator, then evaluate again.",
         )
     config = actor.policy.config
     cameras = set(config.image_features)
@@ -161,7 +164,7 @@ def _check_inputs(actor: Actor, environment: Environment, runs: list[_Run]) -> N
         missing += sorted(cameras)
     if missing:
         raise CraftError(
-            f"{environment.name} does not show what the policy reads.",
-            why=f"it lacks {', '.join(missing)}; it shows {', '.join(seen)}.",
+            f"{environment.name} lacks inputs of the policy.",
+            why=f"{', '.join(missing)} are missing; it gives {', '.join(seen)}.",
             fix="evaluate in the environment that the policy was trained for.",
         )

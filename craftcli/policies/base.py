@@ -1,4 +1,14 @@
-"""What craft asks of a policy family: its stacks of layers, its tokens, its hidden states."""
+"""How to write a new policy family: subclass `PolicyAdapter`, one file in `families/`.
+
+An adapter answers three questions about a policy: which layers it has (`stacks`), what a batch must
+contain (`anchor_inputs`, `input_keys`), and what its forward pass computes (`features`). A family
+must write the abstract methods; the others have defaults that suit most families.
+Name it in `ADAPTERS` of `families/registry.py`, or by an entry point in a package of your own, as
+`examples/own_policy` does in 40 lines.
+
+Two rules hold for `features`. The same batch gives the same result every time, whichever rows are
+in it: teacher and student are compared by it. And gradients flow through everything it returns.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,174 +18,203 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from craftcli.cache.pooling import TokenMasks
 from craftcli.choices import Layout, OutputKind, Pooling
 from craftcli.errors import EXIT_USAGE, CraftError
-from craftcli.policies.paths import is_path, layers_at
+from craftcli.policies.layer_paths import is_path, layers_at
+from craftcli.policies.pooling import TokenMasks
 
 type Policy = Any
 """A LeRobot policy; LeRobot ships no types, and `nn.Module` would hide every attribute."""
 
 type Batch = dict[str, Any]
-"""What a LeRobot preprocessor returns: tensors and texts by feature name."""
-
+"""The result of a LeRobot preprocessor: tensors and texts by feature name."""
 
 NOISE = "craft.noise"
+"""Batch entry with the noise that the policy would otherwise draw in its forward pass."""
 TIME = "craft.time"
-"""Batch entries that hold what a policy would otherwise draw at random in its forward pass."""
+"""Batch entry with the times (or diffusion steps) that the policy would otherwise draw."""
+
+VISION_LANGUAGE_PARTS = ("vision_tower", "multi_modal_projector", "language_model", "lm_head")
+"""Module names that most vision-language models of Hugging Face share."""
 
 
 @dataclass(frozen=True)
 class TapPoint:
-    """Where a layer's output can be read: as what a module takes, or as what it returns."""
+    """A place where a layer's output can be read: the output of a module, or its first input."""
 
     module: nn.Module
     before: bool = False
-    """Read the module's first input rather than its output."""
+    """Read the module's first input instead of its output."""
 
 
 @dataclass(frozen=True)
 class LayerStack:
-    """A run of layers whose outputs can be tapped."""
+    """Consecutive layers, with the places where their outputs can be read."""
 
     points: tuple[TapPoint, ...]
 
     @classmethod
-    def of_norms(cls, layers: Iterable[Any], norm: nn.Module) -> Self:
-        """Layers of a language model, each read before the norm that follows it.
+    def of_modules(cls, layers: Iterable[nn.Module]) -> Self:
+        """Layers that the policy calls as modules: each is read at its output."""
+        return cls(tuple(TapPoint(layer) for layer in layers))
 
-        Joint-attention policies (pi0, smolvla) never call their layers as modules, but all of them
-        call these norms, and a norm's input is the residual stream itself.
+    @classmethod
+    def of_norms(cls, layers: Iterable[Any], norm: nn.Module) -> Self:
+        """Layers of a language model: each is read at the input of the norm that follows it.
+
+        Joint-attention policies (pi0, smolvla) never call their layers as modules. All of them call
+        these norms, and the input of a norm is the residual stream itself.
         """
         norms = [*(layer.input_layernorm for layer in layers), norm]
         return cls(tuple(TapPoint(module, before=True) for module in norms[1:]))
-
-    @classmethod
-    def of_modules(cls, layers: Iterable[nn.Module]) -> Self:
-        """Layers that are called as modules, each read as what it returns."""
-        return cls(tuple(TapPoint(layer) for layer in layers))
 
     def __len__(self) -> int:
         return len(self.points)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What is asked of one forward pass."""
+class FeatureRequest:
+    """What one forward pass must return."""
 
     stack: str = ""
     layers: tuple[int, ...] = ()
-    """Counted from 0; none when only the output is wanted."""
+    """Indices from 0; empty when only the output is needed."""
     with_actions: bool = False
-    """Run over the action tokens too, where the policy has such."""
+    """Run over the action tokens too, if the policy has any."""
     output: bool = False
-    """Run to the end, for what the policy predicts."""
+    """Run to the end and return the policy's prediction."""
     layout: Layout | None = None
-    """How the states of a stack lie that was named by its path."""
+    """Order of the axes in the states of a stack that is named by its path."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Output:
-    """What a policy predicts, position by position."""
+class PolicyOutput:
+    """What a policy predicts at each position."""
 
     values: Tensor
     """[B, S, D]: logits over a vocabulary, or actions, velocities or noise."""
     mask: Tensor
-    """[B, S] bool: which positions count."""
+    """[B, S] bool: the positions that count."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
-    """Hidden states [batch, tokens, dim] of the layers asked for, and what each token is."""
+    """The result of one forward pass: hidden states, the kind of each token, and the output."""
 
     hidden: Mapping[int, Tensor]
+    """[batch, tokens, dim] for each requested layer."""
     masks: TokenMasks
-    output: Output | None = None
+    output: PolicyOutput | None = None
 
 
 class PolicyAdapter(ABC):
-    """One policy family. Methods take the policy, so that an adapter holds no state."""
+    """One policy family. An adapter has no state: every method takes the policy."""
 
     policy_types: ClassVar[tuple[str, ...]]
-    """LeRobot's names of the policies this adapter serves."""
+    """LeRobot's names of the policies that this adapter serves."""
     stack_names: ClassVar[tuple[str, ...]]
-    """What `stacks` can give."""
+    """The names that `stacks` can return."""
     default_stack: ClassVar[str]
     """The stack that leads to the action."""
     default_layers: ClassVar[tuple[int, ...]]
     default_pooling: ClassVar[Pooling]
-    """The pooling that was measured to hold behaviour."""
+    """The pooling that keeps behaviour, by measurement."""
     token_kinds: ClassVar[frozenset[str]]
     """Which of image, text and action tokens the stacks carry."""
     output_kind: ClassVar[OutputKind | None]
-    """What `Output.values` are; None when `features` gives no output."""
+    """What `PolicyOutput.values` are; None when `features` returns no output."""
     loads_strictly: ClassVar[bool] = False
-    """LeRobot refuses by itself to load weights of this family that are not complete."""
+    """True if LeRobot itself refuses to load incomplete weights of this family."""
+    pads_vectors: ClassVar[bool] = False
+    """Whether the policy pads states and actions of any size up to its configured maximum."""
+    reported_parts: ClassVar[tuple[str, ...]] = ()
+    """Modules that reports list by name; other parameters go by the first part of their name."""
 
     @abstractmethod
     def stacks(self, policy: Policy) -> dict[str, LayerStack]:
         """The stacks of this policy by name."""
 
     @abstractmethod
-    def features(self, policy: Policy, batch: Batch, wanted: Wanted) -> Features:
-        """Run the policy's own forward as far as is needed for what is wanted.
+    def input_keys(self, policy: Policy, batch: Batch, request: FeatureRequest) -> tuple[str, ...]:
+        """The batch entries that `features` reads for this request: a cache stores these.
 
-        The same batch gives the same result every time: what the policy draws at random in
-        training comes from the batch (`anchor_inputs`) or is left out.
+        `batch` is a result of `anchor_inputs`.
         """
+
+    @abstractmethod
+    def features(self, policy: Policy, batch: Batch, request: FeatureRequest) -> Features:
+        """Run the policy's own forward pass as far as the request needs.
+
+        Values that the policy would draw at random come from the batch (see `anchor_inputs`), or
+        the random part is left out.
+        """
+
+    @abstractmethod
+    def compute_dtype(self, policy: Policy) -> torch.dtype:
+        """The precision in which the layers compute; norms and the vision tower may differ."""
 
     def anchor_inputs(
         self, policy: Policy, batch: Batch, *, seeds: Sequence[int], own_actions: bool
     ) -> Batch:
-        """Complete a processed batch for `features`, a seed to each of its rows.
+        """Complete a preprocessed batch for `features`, with one seed for each row.
 
-        Adds the noise and times that the policy would draw, and with `own_actions` replaces the
-        actions of the data by those that the policy itself would take, so that no label is used.
+        Adds the noise and times that the policy would draw. With `own_actions`, replaces the
+        dataset's actions by those that the policy itself predicts, so that no label is used.
         """
         return batch
+
+    def labels(self, batch: Batch) -> Tensor:
+        """[B, S]: the token id that each output position should predict, -100 for none."""
+        raise NotImplementedError(f"{self.policy_types[0]} predicts no tokens")
 
     def tokens_of(self, stack: str) -> frozenset[str]:
         """Which of image, text and action tokens this stack carries."""
         return self.token_kinds
 
     def pooling_of(self, stack: str) -> Pooling:
-        """The pooling of this stack when the user asks for none."""
+        """The default pooling of this stack."""
         return self.default_pooling
 
-    def labels(self, batch: Batch) -> Tensor:
-        """[B, S] token ids that the positions of the output are to predict, -100 for none."""
-        raise NotImplementedError(f"{self.policy_types[0]} predicts no tokens")
-
-    @abstractmethod
-    def input_keys(self, policy: Policy, batch: Batch, wanted: Wanted) -> tuple[str, ...]:
-        """The entries of a batch from `anchor_inputs` that `features` reads for what is wanted."""
-
-    @abstractmethod
-    def compute_dtype(self, policy: Policy) -> torch.dtype:
-        """The precision in which the layers compute; norms and the vision tower may differ."""
-
-    def action_bound(self, policy: Policy) -> float | None:
-        """Where normalised actions are cut off when the policy acts; None if nowhere."""
+    def find_layout(self, policy: Policy, batch: Batch, request: FeatureRequest) -> Layout | None:
+        """The order of the axes in a stack's states, found by running it; None if it is known."""
         return None
 
     def image_keys(self, policy: Policy, batch: Batch) -> tuple[str, ...]:
-        """The entries of a processed batch that are images of the policy's cameras."""
+        """The entries of a preprocessed batch that are images of the policy's cameras."""
         return tuple(sorted(key for key in policy.config.image_features if key in batch))
 
+    def action_bound(self, policy: Policy) -> float | None:
+        """The limit to which the policy clips normalised actions; None if it does not clip."""
+        return None
+
     def saved_name(self, name: str) -> str:
-        """Under which name a tensor may be saved when it is not under its own."""
+        """Another name under which a checkpoint may hold the tensor `name`."""
         return name
 
     def processor_overrides(self, config: Any) -> dict[str, dict[str, Any]]:
-        """Settings of the saved preprocessor that LeRobot forgets to save."""
+        """Settings of the preprocessor that LeRobot does not save with it, by step."""
         return {}
 
-    def found_layout(self, policy: Policy, batch: Batch, wanted: Wanted) -> Layout | None:
-        """How the states of a stack lie, found by running it, when the adapter cannot know."""
-        return None
+    def enable_gradient_checkpointing(self, policy: Policy) -> None:
+        """Recompute layers in the backward pass: less memory, more time."""
+        enable = getattr(getattr(policy, "model", None), "gradient_checkpointing_enable", None)
+        if enable is None:
+            raise CraftError(
+                "This policy has no gradient checkpointing.",
+                why=f"LeRobot's {policy.config.type} does not implement it.",
+                fix="leave --gradient-checkpointing out; --amp bf16 and a smaller --batch-size "
+                "with --grad-accum save memory too.",
+                exit_code=EXIT_USAGE,
+            )
+        enable()
+
+    def part_of(self, parameter: str) -> str:
+        """The part of the policy under which reports count this parameter."""
+        named = (part for part in self.reported_parts if f".{part}." in f".{parameter}")
+        return next(named, parameter.split(".")[0])
 
     def stack(self, policy: Policy, name: str) -> LayerStack:
-        """The stack of that name or path, or an error that lists the ones there are."""
+        """The stack with this name or path, or an error that lists the stacks that exist."""
         if is_path(name):
             return LayerStack.of_modules(layers_at(policy, name))
         stacks = self.stacks(policy)

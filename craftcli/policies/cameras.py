@@ -1,4 +1,4 @@
-"""The images of a policy that cannot do without any of its cameras."""
+"""The images of policies that need all of their cameras."""
 
 from torch import Tensor
 
@@ -7,13 +7,13 @@ from craftcli.policies.base import Batch, Policy
 
 
 def camera_images(policy: Policy, batch: Batch) -> list[Tensor]:
-    """The images of every camera in the policy's own order, or an error that names the missing."""
+    """The images of all cameras in the policy's order; a missing camera is an error."""
     cameras = list(policy.config.image_features)
     missing = [key for key in cameras if key not in batch]
     if missing:
         raise CraftError(
             f"The camera {missing[0]} is missing.",
-            why=f"{policy.config.type} has no way to leave out one of {', '.join(cameras)}.",
+            why=f"a {policy.config.type} policy needs all of {', '.join(cameras)}.",
             fix="use a dataset that has all of these cameras.",
         )
     return [batch[key] for key in cameras]

@@ -1,4 +1,4 @@
-"""Where the batch, the tokens and the numbers are in what a layer returns."""
+"""The order of batch, tokens and dim in the states that a layer returns."""
 
 from collections.abc import Mapping
 
@@ -11,14 +11,14 @@ _DIMENSIONS = {Layout.BSD: (3,), Layout.SBD: (3,), Layout.BDS: (3, 4, 5), Layout
 
 
 def as_tokens(states: Tensor, layout: Layout | None) -> Tensor:
-    """The states as [batch, tokens, dim]; the places of a picture become tokens."""
+    """Reorder states to [batch, tokens, dim]; the pixels of a feature map become tokens."""
     if layout is None:
-        raise ValueError("the layout of a stack that is named by its path must be known")
+        raise ValueError("a stack that is named by its path needs a layout")
     if states.dim() not in _DIMENSIONS[layout]:
         raise CraftError(
-            f"The states do not lie as {layout} says.",
+            f"The layout {layout} does not fit these layers.",
             why=f"a layer returns a tensor of shape {tuple(states.shape)}.",
-            fix="use another --layout, or leave it out to have it found.",
+            fix="use another --layout, or leave the option out: craft then finds the layout.",
             exit_code=EXIT_USAGE,
         )
     match layout:
@@ -33,10 +33,11 @@ def as_tokens(states: Tensor, layout: Layout | None) -> Tensor:
 
 
 def layout_of(shapes: Mapping[int, tuple[int, ...]], *, stack: str) -> Layout:
-    """The layout of states that have these shapes for batches of so many rows.
+    """Find the layout from the shapes of the states for two batch sizes (rows -> shape).
 
-    Tokens and numbers cannot be told apart by shape: with the batch first they are taken to come
-    in this order, or as channels and places where there are two axes of places.
+    The axis that changes with the number of rows is the batch. Shapes do not distinguish tokens
+    from dim: after a batch axis that comes first, [tokens, dim] is assumed, or [channels, pixels]
+    if there are two or more axes of pixels.
     """
     (few, one), (many, other) = shapes.items()
     axes = [
@@ -55,9 +56,9 @@ def layout_of(shapes: Mapping[int, tuple[int, ...]], *, stack: str) -> Layout:
     found = known.get((axes[0], len(one))) if len(axes) == 1 and changed == axes else None
     if found is None:
         raise CraftError(
-            f"How the states of {stack} lie cannot be seen from their shape.",
+            f"Cannot find the layout of {stack} from the shape of its states.",
             why=f"they are {tuple(one)} for {few} rows and {tuple(other)} for {many}.",
-            fix="say it with --layout (b is the batch, s tokens, d numbers: bsd, sbd, bds or bd), "
+            fix="give it with --layout (b is the batch, s tokens, d numbers: bsd, sbd, bds or bd), "
             "or choose another list of layers.",
             exit_code=EXIT_USAGE,
         )

@@ -1,18 +1,19 @@
-"""Reading hidden states out of a running forward pass."""
+"""Reading hidden states out of a running forward pass, and stopping it early."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from craftcli.policies.base import LayerStack, TapPoint
+from craftcli.policies.base import FeatureRequest, LayerStack, TapPoint
 
 
-class _EnoughLayers(BaseException):  # no error: the forward pass is done
-    """Raised inside a forward pass once every layer asked for has been seen.
+class _StopForward(BaseException):  # not an error: the forward pass is complete
+    """Ends a forward pass once every requested layer was read.
 
-    No policy that catches exceptions may catch it, nor may the tap of other layers.
+    A `BaseException`, so that no `except Exception` in a policy catches it. `seen` says which tap
+    raised it: the tap of another stack must not catch it either.
     """
 
     def __init__(self, seen: dict[int, Tensor]) -> None:
@@ -24,11 +25,12 @@ class _EnoughLayers(BaseException):  # no error: the forward pass is done
 def tap(
     stack: LayerStack, layers: tuple[int, ...], *, stop: bool = True
 ) -> Iterator[dict[int, Tensor]]:
-    """Collect the outputs of `layers` from the forward pass run inside; `stop` it after the last.
+    """Collect the outputs of `layers` from the forward pass inside the `with` block.
 
+    With `stop`, the pass ends after the last of these layers, and the rest of the block is skipped.
     The tensors are those of the forward pass, so a gradient through one is the whole gradient
-    through that layer's output. Layers that run again in a backward pass (gradient checkpointing)
-    are not recorded a second time.
+    through that layer's output. A layer that runs again in the backward pass (gradient
+    checkpointing) is not recorded a second time.
     """
     seen: dict[int, Tensor] = {}
     last = max(layers) if stop and layers else None
@@ -37,12 +39,29 @@ def tap(
     ]
     try:
         yield seen
-    except _EnoughLayers as enough:
-        if enough.seen is not seen:
+    except _StopForward as stopped:
+        if stopped.seen is not seen:
             raise
     finally:
         for handle in handles:
             handle.remove()
+
+
+def may_stop(policy: nn.Module, request: FeatureRequest) -> bool:
+    """Whether a forward pass may end at the last requested layer.
+
+    Not if the output is requested, and not if the policy recomputes layers in the backward pass
+    (gradient checkpointing): an interrupted layer would stay open, and whatever is computed next
+    would count as part of it.
+    """
+    recomputes = any(module.training and is_recomputing(module) for module in policy.modules())
+    return not (request.output or recomputes)
+
+
+def is_recomputing(module: nn.Module) -> bool:
+    """Whether a module recomputes its layers in the backward pass when it is in training mode."""
+    names = ("gradient_checkpointing", "gradient_checkpointing_enabled")
+    return any(getattr(module, name, False) is True for name in names)
 
 
 def _hook(point: TapPoint, record: Callable[[Any], None]) -> Any:
@@ -55,6 +74,6 @@ def _recorder(seen: dict[int, Tensor], layer: int, *, stop: bool) -> Callable[[A
     def record(found: Any) -> None:
         seen.setdefault(layer, found if isinstance(found, Tensor) else found[0])
         if stop:
-            raise _EnoughLayers(seen)
+            raise _StopForward(seen)
 
     return record

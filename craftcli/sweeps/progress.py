@@ -1,23 +1,23 @@
-"""What a sweep tells about itself while it runs."""
+"""Reports the progress of a sweep: the current job, and the time that is left."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from statistics import fmean
 
-type Bar = Callable[[int, str], AbstractContextManager[Callable[[int], None]]]
-"""Opens a progress bar of so many units; calling what it gives advances it."""
+type Bar = Callable[[int, str, str], AbstractContextManager[Callable[[int], None]]]
+"""Opens a progress bar with a total, a unit and a name; the value of the context advances it."""
 
 
 @contextmanager
-def no_bar(total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """For those who do not look."""
+def no_bar(total: int, unit: str, name: str) -> Iterator[Callable[[int], None]]:
+    """A `Bar` that shows nothing."""
     yield lambda count: None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One piece of work of a sweep."""
+    """A job of a sweep that is about to start."""
 
     number: int
     """From 1."""
@@ -25,7 +25,7 @@ class Job:
     what: str
     """Such as "train hidden, seed 0"."""
     left_s: float | None
-    """Estimate of the time to the end of the sweep; None before anything was timed."""
+    """Estimated time to the end of the sweep; None before the first job was timed."""
 
 
 class Clock:
@@ -36,16 +36,16 @@ class Clock:
         self._took: dict[str, list[float]] = {}
 
     def skip(self) -> None:
-        """The next job was done before."""
+        """Record that the next job needs no time."""
         self._left.pop(0)
 
     def took(self, seconds: float) -> None:
-        """The next job has been done."""
+        """Record how long the next job took."""
         self._took.setdefault(self._left.pop(0), []).append(seconds)
 
     @property
     def left_s(self) -> float | None:
-        """Of all jobs to come; a kind that was never timed is taken to be like the others."""
+        """Time of all jobs left; a kind that was never timed counts as the mean of the others."""
         if not self._took:
             return None
         usual = fmean(s for seconds in self._took.values() for s in seconds)

@@ -9,21 +9,22 @@ from typing import Any
 from families import FAMILIES, Family, arms
 from world import Data, write_data, write_demo_data
 
-from craftcli.cache.processes import Processes
-from craftcli.config import TrainConfig
+from craftcli.config.train import TrainConfig
 from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER
-from craftcli.engine.anchor_rows import AnchorRows
-from craftcli.engine.opened import open_run
-from craftcli.evaluation.record import FOLDER, Evaluation
-from craftcli.evaluation.teacher_actions import chosen_actions
-from craftcli.policies.data import Remembered, open_dataset, read_rows
-from craftcli.policies.loading import Checkpoint, load_checkpoint
-from craftcli.report.run_summary import RunSummary
-from craftcli.run_files import METRICS_FILE
+from craftcli.distributed import Processes
+from craftcli.engine.retention.anchor_dataset import AnchorDataset
+from craftcli.engine.run import open_run
+from craftcli.engine.run_folder import METRICS_FILE
+from craftcli.engine.summary_file import RunSummary
+from craftcli.evaluation.action_error import predict_actions
+from craftcli.evaluation.results import EVALUATIONS_FOLDER, Evaluation
+from craftcli.policies.lerobot.batches import Remembered, read_rows
+from craftcli.policies.lerobot.checkpoint import Checkpoint, load_checkpoint
+from craftcli.policies.lerobot.datasets import open_dataset
 from craftcli.sweeps.plan import folder_of
 from craftcli.sweeps.progress import Job
-from craftcli.sweeps.running import run_sweep
-from craftcli.sweeps.spec import SweepSpec
+from craftcli.sweeps.runner import run_sweep
+from craftcli.sweeps.sweep_file import SweepSpec
 
 REFUSED = "Retention would do nothing."
 """What craft says when no trained weight lies before the states that are to be held."""
@@ -145,7 +146,7 @@ def teach(folder: Path, family: Family, fresh: Path, data: Data, extent: Extent)
             batch_size=family.batch_size,
             save_every=0,
         )
-        trainer = open_run(config, {}, Processes.from_environment()).trainer
+        trainer = open_run(config, {}, Processes.from_environment()).trainer()
         ended = trainer.run(on_step=lambda _: None, on_log=lambda _: None, on_note=lambda _: None)
         if ended.interrupted:
             raise KeyboardInterrupt
@@ -182,8 +183,8 @@ def expert_error(checkpoint: Checkpoint, dataset: Remembered) -> float:
     """The squared error of the chosen actions to the expert's, over the variance of those."""
     config = checkpoint.policy.config
     frames = list(range(len(dataset)))
-    data = AnchorRows(dataset, checkpoint)
-    chosen = chosen_actions(checkpoint, data, frames, seed=0, batch_size=len(frames))
+    data = AnchorDataset(dataset, checkpoint)
+    chosen = predict_actions(checkpoint, data, frames, seed=0, batch_size=len(frames))
     rows = read_rows(dataset, frames)
     now = list(config.action_delta_indices).index(0)
     taken = slice(now, now + chosen.shape[1])
@@ -194,7 +195,7 @@ def expert_error(checkpoint: Checkpoint, dataset: Remembered) -> float:
 
 def moved(run: Path) -> float | None:
     """The action error that `craft eval` found."""
-    for file in (run / FOLDER).glob("*.json"):
+    for file in (run / EVALUATIONS_FOLDER).glob("*.json"):
         drift = Evaluation.load(file).drift
         if drift and drift.action:
             return drift.action.value

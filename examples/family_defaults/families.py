@@ -106,7 +106,7 @@ def _xvla(folder: Path) -> Path:
 
 def _pi0_fast(folder: Path) -> Path:
     """The demo's teacher with its weights shaken out."""
-    from craftcli.policies.loading import load_checkpoint
+    from craftcli.policies.lerobot.checkpoint import load_checkpoint
 
     demo = load_checkpoint(str(TEACHER_FOLDER), device="cpu")
     torch.manual_seed(0)
@@ -199,6 +199,10 @@ def arms(family: Family) -> Iterator[dict[str, Any]]:
     """Every way of fine-tuning, as an [[arm]] of `craft compare --sweep`."""
     yield {"name": "none", "train": {"mode": "none"}}
     for held in family.held:
-        yield {"name": held.name, "train": {"mode": "hidden"}, "cache": vars(held)}
+        yield {
+            "name": held.name,
+            "train": {"mode": "hidden", "freeze_downstream": False},
+            "cache": vars(held),
+        }
     for mode in ("action", "hidden+action"):
         yield {"name": mode, "train": {"mode": mode}}

@@ -22,7 +22,7 @@ from typing import Annotated
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # The tiny policies are those of the tests: real LeRobot classes with every width made small.
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests/policies"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests/helpers"))
 
 import typer
 
@@ -33,7 +33,7 @@ quiet_libraries(debug=False)
 from experiment import FULL, QUICK, Row, compare
 from families import FAMILIES
 
-from craftcli.policies.registry import adapter_for
+from craftcli.policies.families.registry import adapter_for
 from craftcli.sweeps.progress import Job
 
 

@@ -11,9 +11,9 @@ from beginnings import Family
 from experts import WORLD
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-from craftcli.evaluation.record import FOLDER, Evaluation
+from craftcli.evaluation.results import EVALUATIONS_FOLDER, Evaluation
 from craftcli.sweeps.plan import folder_of
-from craftcli.sweeps.spec import SweepSpec
+from craftcli.sweeps.sweep_file import SweepSpec
 
 type Entry = dict[str, Any]
 """An [[arm]] of `craft compare --sweep`."""
@@ -25,13 +25,26 @@ OBJECT_X = 4
 """Where in the state the object lies, from left (negative) to right."""
 
 
-def fitted(pair: str, family: Family, old: Path, *, episodes: int) -> dict[str, list[Entry]]:
-    """The groups with the arms of a pair, and the family's and the data's own names filled in."""
+def fitted(
+    pair: str,
+    family: Family,
+    old: Path,
+    environments: str,
+    *,
+    episodes: int,
+    steps: int | None,
+    anchors: int | None = None,
+) -> dict[str, list[Entry]]:
+    """The groups with the arms of a pair, and the family's and the data's own names filled in.
+
+    `environments` are those of the old tasks, with commas.
+    No arm trains for more than `steps`, or has more than `anchors` frames, if given.
+    """
     groups = copy.deepcopy(GROUPS)
     names = {"PERCEPTION": family.perception, "left": None, "first": f"0-{episodes - 1}"}
     found = {}
     for group, entries in groups.items():
-        found[group] = [entry for entry in entries if entry.pop("only", pair) == pair]
+        found[group] = [entry for entry in entries if pair in entry.pop("only", [pair])]
         for entry in found[group]:
             cache, train = entry.get("cache", {}), entry.get("train", {})
             if cache.get("episodes") == "left":
@@ -39,6 +52,15 @@ def fitted(pair: str, family: Family, old: Path, *, episodes: int) -> dict[str, 
             for name in ("stack", "episodes"):
                 if name in cache:
                     cache[name] = names.get(cache[name], cache[name])
+            if anchors is not None and "samples" in cache:
+                cache["samples"] = min(anchors, cache["samples"])
+                if "augment" in cache:
+                    cache["augment"] = min(3, cache["augment"])
+            if steps is not None and "steps" in train:
+                train["steps"] = min(steps, train["steps"])
+            for name, value in (("old_env", environments), ("old_dataset", str(old))):
+                if name in train:
+                    train[name] = value
             if "lora" in train:
                 train["lora"] = train["lora"].replace("LORA", family.lora_targets)
     return found
@@ -76,7 +98,7 @@ def best(spec: SweepSpec, entries: list[Entry]) -> Entry:
 
 def success(spec: SweepSpec, name: str) -> tuple[float, float] | None:
     """Old and new success of an arm at the first seed; None if it was not measured yet."""
-    for file in (folder_of(spec, name, spec.seeds[0]) / FOLDER).glob("*.json"):
+    for file in (folder_of(spec, name, spec.seeds[0]) / EVALUATIONS_FOLDER).glob("*.json"):
         rates = {found.environment: found.rate for found in Evaluation.load(file).success}
         old, new = (fmean(rates[env] for env in role) for role in (spec.old, spec.new))
         return old, new

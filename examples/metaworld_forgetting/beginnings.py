@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from experts import ACTION, ACTION_SIZE, STATE, VECTORS, WORLD
-from lerobot.configs import FeatureType, PolicyFeature
+from lerobot.configs import FeatureType, NormalizationMode, PolicyFeature
 from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
 from lerobot.policies.act.configuration_act import ACTConfig
 from lerobot.policies.act.modeling_act import ACTPolicy
@@ -17,7 +17,7 @@ from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
 from lerobot.policies.factory import make_pre_post_processors
 
 LEAST_SPREAD = 0.1
-"""Coordinates that stand still in the old data move in the new: none counts in less than this."""
+"""Coordinates that stand still in the old data move in the new: this is the least scale of one."""
 
 _TYPES = {STATE: FeatureType.STATE, WORLD: FeatureType.ENV}
 _INPUTS = {n: PolicyFeature(type=t, shape=(VECTORS[n],)) for n, t in _TYPES.items()}
@@ -105,28 +105,36 @@ FAMILIES = {
 }
 
 
-def write_fresh(family: str, folder: Path, data: Path, *, seed: int) -> Path:
-    """Save an untrained policy with processors for the data; one that is there is kept."""
+def write_fresh(
+    family: str, folder: Path, data: Path, *, seed: int, as_recorded: bool = False
+) -> Path:
+    """Save an untrained policy with processors for the data; one that is there is kept.
+
+    `as_recorded` leaves the data's statistics as they are, as `lerobot-train` does.
+    """
     if folder.is_dir():
         return folder
     torch.manual_seed(seed)
     policy = FAMILIES[family].make()
     partial = folder.with_name(f".{folder.name}.partial")
     policy.save_pretrained(partial)
-    for processor in make_pre_post_processors(policy.config, dataset_stats=_statistics(data)):
+    scales_by_range = NormalizationMode.MIN_MAX in policy.config.normalization_mapping.values()
+    statistics = LeRobotDatasetMetadata(data.name, root=data).stats
+    if not as_recorded:
+        _give_least_spread(statistics, scales_by_range=scales_by_range)
+    for processor in make_pre_post_processors(policy.config, dataset_stats=statistics):
         processor.save_pretrained(partial)
     partial.rename(folder)
     return folder
 
 
-def _statistics(data: Path) -> dict[str, dict[str, Any]]:
-    stats: dict[str, dict[str, Any]] = LeRobotDatasetMetadata(data.name, root=data).stats
+def _give_least_spread(stats: dict[str, dict[str, Any]], *, scales_by_range: bool) -> None:
     for feature in _INPUTS:
         own = stats[feature]
         own["std"] = own["std"].clip(min=LEAST_SPREAD)
-        for edge, sign in (("min", -1), ("max", 1)):
+        # A diffusion policy scales by these; for ACT they only say where the old data lies.
+        for edge, sign in (("min", -1), ("max", 1)) if scales_by_range else ():
             own[edge] = own["mean"] + sign * (abs(own[edge] - own["mean"])).clip(min=LEAST_SPREAD)
     # Diffusion cuts off what it predicts at these, and new tasks need actions that the old do not.
     for edge, sign in (("min", -1), ("max", 1)):
         stats[ACTION][edge] = sign * np.ones_like(stats[ACTION][edge])
-    return stats

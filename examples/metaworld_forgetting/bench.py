@@ -9,11 +9,12 @@ from arms import GROUPS, Entry, best, choices, fitted
 from beginnings import FAMILIES
 from experts import write_dataset
 from teacher import train_teacher
+from varied_replay import with_varied
 
 from craftcli.errors import CraftError
 from craftcli.sweeps.progress import Bar, Job
-from craftcli.sweeps.running import run_sweep
-from craftcli.sweeps.spec import SweepSpec
+from craftcli.sweeps.runner import run_sweep
+from craftcli.sweeps.sweep_file import SweepSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,8 @@ class Pair:
     name: str
     old: tuple[str, ...]
     new: str
+    as_recorded: bool = False
+    """Whether the teacher has its data's statistics as they are, as `lerobot-train` gives them."""
 
 
 PAIRS = {
@@ -30,15 +33,24 @@ PAIRS = {
     for pair in (
         Pair(name="pick", old=("pick-place-v3",), new="door-open-v3"),
         Pair(name="press", old=("button-press-topdown-v3", "drawer-open-v3"), new="door-open-v3"),
+        # The gripper stands still in the old task, and has to close in the new one.
+        Pair(name="gripper", old=("faucet-close-v3",), new="pick-place-v3", as_recorded=True),
+        # The same, and numbers that hardly moved in the old task.
+        Pair(name="still", old=("door-open-v3",), new="pick-place-v3", as_recorded=True),
+        # Most of what the new task moves hardly moves in the old one.
+        Pair(name="far", old=("reach-v3",), new="door-open-v3", as_recorded=True),
     )
 }
-
 
 SECTIONS = {
     "": ("main", "replay", "penalties", "rest"),
     "-ablations": ("ablations",),
     "-short": ("short",),
     "-coverage": ("coverage",),
+    "-few": ("few",),
+    "-little": ("little",),
+    "-sources": ("sources",),
+    "-statistics": ("statistics",),
 }
 """Which groups of arms make a table together."""
 
@@ -47,7 +59,7 @@ SECTIONS = {
 class Extent:
     """How much is measured, and how much work goes into a figure."""
 
-    pairs: tuple[str, ...] = tuple(PAIRS)
+    pairs: tuple[str, ...] = ("pick", "press")
     groups: tuple[str, ...] = tuple(GROUPS)
     seeds: int = 3
     choices: int | None = None
@@ -104,9 +116,20 @@ class Bench:
         old = write_dataset(data / pair.name, pair.old, episodes=extent.demonstrations)
         new = write_dataset(data / pair.new, (pair.new,), episodes=extent.demonstrations)
         kind = FAMILIES[family]
-        self._arms = fitted(pair.name, kind, old, episodes=extent.demonstrations)
+        self._arms = fitted(
+            pair.name,
+            kind,
+            old,
+            ",".join(f"metaworld:{task}" for task in pair.old),
+            episodes=extent.demonstrations,
+            steps=extent.steps,
+            anchors=extent.anchors,
+        )
         rounds = extent.rounds or kind.rounds
-        teacher = train_teacher(self.folder, family, old, rounds, bar)
+        self._old = old
+        self._teacher = teacher = train_teacher(
+            self.folder, family, old, rounds, bar, as_recorded=pair.as_recorded
+        )
         self._document: dict[str, Any] = {
             "title": f"{', '.join(pair.old)} → {pair.new} ({family})",
             "old": [f"metaworld:{task}" for task in pair.old],
@@ -134,7 +157,10 @@ class Bench:
         """Train and measure arms; the sweeps by name, one for each table of the report."""
         specs = {}
         for section, members in SECTIONS.items():
-            wanted = [self._arms[group] for group in members if group in groups]
+            wanted = [
+                [with_varied(entry, self.folder, self._old, self._teacher) for entry in entries]
+                for entries in (self._arms[group] for group in members if group in groups)
+            ]
             if wanted:
                 specs[self.name + section] = self._section(section, wanted, seeds)
         return specs

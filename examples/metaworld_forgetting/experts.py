@@ -12,8 +12,8 @@ import numpy as np
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from numpy.typing import NDArray
 
-from craftcli.evaluation.metaworld import STATE_SIZE, MetaWorld
-from craftcli.policies.simulators import metaworld_instructions
+from craftcli.evaluation.simulators.metaworld import STATE_SIZE, MetaWorld
+from craftcli.evaluation.simulators.names import metaworld_instructions
 
 STATE, WORLD, ACTION = "observation.state", "observation.environment_state", "action"
 VECTORS = {STATE: STATE_SIZE, WORLD: STATE_SIZE}
@@ -44,13 +44,7 @@ def write_dataset(root: Path, tasks: tuple[str, ...], *, episodes: int) -> Path:
         return root
     partial = root.with_name(f".{root.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    features = {
-        name: {"dtype": "float32", "shape": (size,), "names": None}
-        for name, size in {**VECTORS, ACTION: ACTION_SIZE}.items()
-    }
-    dataset = LeRobotDataset.create(
-        f"metaworld/{root.name}", fps=FPS, features=features, root=partial, use_videos=False
-    )
+    dataset = create_dataset(root.name, partial)
     for task in tasks:
         successful = demonstrations(task)
         for _ in range(episodes):
@@ -60,6 +54,17 @@ def write_dataset(root: Path, tasks: tuple[str, ...], *, episodes: int) -> Path:
     dataset.finalize()
     partial.rename(root)
     return root
+
+
+def create_dataset(name: str, root: Path) -> LeRobotDataset:
+    """An empty dataset of states and actions, to be filled."""
+    features = {
+        name: {"dtype": "float32", "shape": (size,), "names": None}
+        for name, size in {**VECTORS, ACTION: ACTION_SIZE}.items()
+    }
+    return LeRobotDataset.create(
+        f"metaworld/{name}", fps=FPS, features=features, root=root, use_videos=False
+    )
 
 
 def demonstrations(task: str) -> Iterator[list[Frame]]:

@@ -1,11 +1,11 @@
 """Success on every task after each of a row of tasks, and what is made of it in the literature."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from craftcli.report.figures import over_seeds
+from craftcli.compare.estimates import over_seeds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,12 @@ class Matrix:
             for task in range(len(self.rows) - 1)
         ]
         return fmean(lost)
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> "Matrix":
+        """What `to_json` wrote; the measures are computed from the rows again."""
+        rows = tuple(tuple(row) for row in entry["rows"])
+        return cls(arm=entry["arm"], seed=entry["seed"], rows=rows)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from anchor_coverage import coverage_table
 from arms import GROUPS, choices, success
-from coverage import coverage_table
+from few_frames import draw_few
 
-from craftcli.report.compare import Comparison, compare_runs
-from craftcli.report.compare_files import TRADE_OFF_FILE, write_report
-from craftcli.report.compare_table import used_columns
-from craftcli.sweeps.spec import SweepSpec
+from craftcli.compare.compare import Comparison, compare_runs
+from craftcli.compare.report import TRADE_OFF_FILE, write_report
+from craftcli.compare.table import used_columns
+from craftcli.sweeps.sweep_file import SweepSpec
 
 README = Path(__file__).with_name("README.md")
 WORK = Path("runs/metaworld_forgetting")
@@ -23,6 +24,10 @@ _SUBTITLES = {
     "-ablations": ": one setting at a time",
     "-short": ": a third of the steps",
     "-coverage": ": where the anchors do not reach",
+    "-few": ": how little of the old data is enough",
+    "-little": ": no old data or sixteen frames, with all steps",
+    "-sources": ": other sources of anchors",
+    "-statistics": ": which statistics",
 }
 
 
@@ -42,6 +47,9 @@ def publish(specs: Mapping[str, SweepSpec], readme: Path, reports: Path) -> None
             picture = readme.with_name(f"{name}.png")
             shutil.copyfile(reports / name / TRADE_OFF_FILE, picture)
             parts.append(f"![old against new]({picture.name})")
+        if name.endswith("-few"):
+            picture = draw_few(comparison, readme.with_name(f"{name}.png"), title=spec.title)
+            parts.append(f"![old success by the number of old frames]({picture.name})")
         if tried:
             listed = "; ".join(f"{arm} {old:.2f} / {new:.2f}" for arm, (old, new) in tried.items())
             parts.append(f"Tuning (old / new success, first seed): {listed}.")

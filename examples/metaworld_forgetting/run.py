@@ -25,7 +25,7 @@ from bench import FULL, PAIRS, QUICK, Bench
 from reporting import README, WORK, apart, publish
 
 from craftcli.cli.output import Output
-from craftcli.report.compare_table import duration
+from craftcli.compare.table import duration
 from craftcli.sweeps.progress import Job
 
 

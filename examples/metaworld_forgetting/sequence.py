@@ -8,6 +8,7 @@ becomes the next teacher: caches of all tasks so far are built anew from it and 
 is done by craft's own commands, which are printed. Stopped, it goes on.
 """
 
+import json
 import os
 from pathlib import Path
 from statistics import fmean
@@ -27,14 +28,14 @@ from beginnings import FAMILIES
 from bench import FULL, QUICK, Extent
 from experts import write_dataset
 from matrices import Matrix, matrices_table
-from reporting import README, WORK, add_results, apart, replaced
+from reporting import README, RESULTS_FILE, WORK, add_results, apart, replaced
 from teacher import train_teacher
 
 from craftcli.cli.app import app
 from craftcli.cli.output import Output
-from craftcli.evaluation.record import Evaluation
-from craftcli.report.run_summary import RunSummary
-from craftcli.run_files import CHECKPOINTS
+from craftcli.engine.run_folder import CHECKPOINTS
+from craftcli.engine.summary_file import RunSummary
+from craftcli.evaluation.results import Evaluation
 
 TASKS = (
     "pick-place-v3",
@@ -48,9 +49,13 @@ STEPS = 1000
 FAMILY = "act"
 NAME = "sequence-act"
 PLAIN = ["--mode", "none"]
+FRAMES, VARIATIONS = 16, 63
+"""Of each old task, for the arm that keeps little; each frame yields so many further anchors."""
+LITTLE = f"hidden + action, {FRAMES} frames a task"
 ARMS = {
     "plain fine-tuning": PLAIN,
     "hidden + action": ["--mode", "hidden+action"],
+    LITTLE: ["--mode", "hidden+action"],
     # As it was tuned on the pairs; its anchors come with the experts' labels.
     "replay": ["--mode", "replay", "--lambda-init", "1", "--lambda-lr", "0", "--surgery", "none"],
 }
@@ -65,6 +70,8 @@ class Sequence:
         self._folder = work / NAME / arm.replace(" ", "-") / f"seed-{seed}"
         self._extent = extent
         self._teacher = teacher
+        # A quick run, whose extent limits the anchors, has few variations too.
+        self._variations = 3 if extent.anchors else VARIATIONS
 
     def run(self) -> Matrix:
         """Learn every task; success on all tasks so far after each."""
@@ -100,6 +107,8 @@ class Sequence:
         """The cache that the policy is held by while it learns a task."""
         folder = self._folder / f"{number}-anchors"
         each = (self._extent.anchors or FAMILIES[FAMILY].anchors) // number
+        if self.arm == LITTLE:
+            each = min(FRAMES, self._extent.anchors or FRAMES)
         if self.arm == "replay":
             # Labels are read from the data again, so that all rows have to be of one dataset.
             data = write_dataset(
@@ -122,6 +131,7 @@ class Sequence:
         craft(
             *("cache", "build", "--policy", policy, "--dataset", data, "-o", output),
             *("--samples", samples, "--seed", self.seed, "--images", "embed", "--overwrite"),
+            *(("--augment", self._variations) if self.arm == LITTLE else ()),
         )
         return output
 
@@ -145,14 +155,25 @@ def craft(*arguments: object) -> None:
         raise typer.Exit(code)
 
 
+def earlier_matrices(readme: Path, newer: list[Matrix]) -> list[Matrix]:
+    """The published matrices of arms and seeds that were not measured again."""
+    file = readme.with_name(RESULTS_FILE)
+    known = json.loads(file.read_text("utf-8")).get(NAME, []) if file.is_file() else []
+    again = {(matrix.arm, matrix.seed) for matrix in newer}
+    published = [Matrix.from_json(entry) for entry in known]
+    return [matrix for matrix in published if (matrix.arm, matrix.seed) not in again]
+
+
 def main(
     work: Annotated[Path, typer.Option(help="Where data, runs and reports go.")] = WORK,
     seeds: Annotated[int, typer.Option(help="Runs of every arm.")] = 3,
+    arms: Annotated[str | None, typer.Option(help="Which arms, with ';' between; all.")] = None,
     quick: Annotated[bool, typer.Option(help="Little of all, to see that it runs.")] = False,
     readme: Annotated[Path, typer.Option(help="The file whose table is renewed.")] = README,
 ) -> None:
     """Learn task after task, and report the success on all of them."""
     extent = QUICK if quick else FULL
+    chosen = arms.split(";") if arms else list(ARMS)
     if quick:
         work, readme = apart(work, readme)
     data = work / "data"
@@ -165,15 +186,16 @@ def main(
     matrices = [
         Sequence(work, arm, seed, extent, teacher).run()
         for seed in range(1 if quick else seeds)
-        for arm in ARMS
+        for arm in chosen
     ]
-    matrices.sort(key=lambda matrix: list(ARMS).index(matrix.arm))
+    matrices = [*earlier_matrices(readme, matrices), *matrices]
+    matrices.sort(key=lambda matrix: (list(ARMS).index(matrix.arm), matrix.seed))
     text = readme.read_text("utf-8") if readme.is_file() else ""
     title = f"### {len(TASKS)} tasks in a row ({FAMILY})"
     text = replaced(text, NAME, f"{title}\n\n{matrices_table(TASKS, matrices)}")
     readme.write_text(text, encoding="utf-8")
     add_results(readme, {NAME: [matrix.to_json() for matrix in matrices]})
-    for arm in ARMS:
+    for arm in chosen:
         final = fmean(m.average for m in matrices if m.arm == arm)
         typer.echo(f"{arm}: average success at the end {final:.2f}")
 

@@ -5,18 +5,24 @@ from pathlib import Path
 
 from beginnings import write_fresh
 
-from craftcli.cache.processes import Processes
-from craftcli.config import TrainConfig
-from craftcli.engine.opened import open_run
-from craftcli.report.run_summary import RunSummary
+from craftcli.config.train import TrainConfig
+from craftcli.distributed import Processes
+from craftcli.engine.run import open_run
+from craftcli.engine.summary_file import RunSummary
 from craftcli.sweeps.progress import Bar
 
 
 def train_teacher(
-    folder: Path, family: str, data: Path, rounds: tuple[tuple[int, float], ...], bar: Bar
+    folder: Path,
+    family: str,
+    data: Path,
+    rounds: tuple[tuple[int, float], ...],
+    bar: Bar,
+    *,
+    as_recorded: bool = False,
 ) -> Path:
     """Train in rounds of (steps, learning rate); a teacher that is there is kept."""
-    policy = write_fresh(family, folder / "fresh", data, seed=0)
+    policy = write_fresh(family, folder / "fresh", data, seed=0, as_recorded=as_recorded)
     for number, (steps, lr) in enumerate(rounds):
         run = folder / f"teacher-{number}"
         summary = RunSummary.read(run)
@@ -39,7 +45,7 @@ def train_teacher(
 
 
 def _train(config: TrainConfig, bar: Bar) -> None:
-    trainer = open_run(config, {}, Processes.from_environment()).trainer
+    trainer = open_run(config, {}, Processes.from_environment()).trainer()
     with bar(config.steps, "steps") as advance:
         result = trainer.run(
             on_step=lambda _: advance(1), on_log=lambda _: None, on_note=lambda _: None

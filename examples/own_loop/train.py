@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 from craftcli import Retention, RetentionConfig, load_checkpoint
 from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER
 from craftcli.demo.datasets import NEW, ensure_dataset
-from craftcli.policies.data import open_dataset
+from craftcli.policies.lerobot.datasets import open_dataset
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("cache", help="what craft cache build wrote")

@@ -27,15 +27,15 @@ from craftcli.cli.quiet import quiet_libraries
 
 quiet_libraries(debug=False)
 
-from craftcli.cache.build import build_cache
-from craftcli.cache.selection import select_rows
+from craftcli.cache.build.anchor_selection import select_rows
+from craftcli.cache.build.build import build_cache
 from craftcli.choices import Pooling
-from craftcli.config import CacheConfig
+from craftcli.config.cache import CacheConfig
 from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER
 from craftcli.demo.modeling_tiny_pi0_fast import TinyPI0FastPolicy
-from craftcli.engine.session import open_anchor_data, open_policy
-from craftcli.policies.data import read_rows
-from craftcli.policies.loading import load_checkpoint
+from craftcli.policies.lerobot.batches import read_rows
+from craftcli.policies.lerobot.checkpoint import load_checkpoint
+from craftcli.sources import open_anchor_data, open_policy
 
 
 def wide_teacher(folder: Path, width: int) -> Any:

@@ -25,7 +25,8 @@ def make_images() -> Values:
     smooth = torch.nn.functional.interpolate(coarse, PIXELS, mode="bicubic").clamp(0, 1)
     images = smooth.mul(255).round().to(torch.uint8).numpy()
     noise = rng.integers(0, 4, images.shape, np.uint8)
-    return (images // 2 + noise).reshape(ROWS, CAMERAS, 3, PIXELS, PIXELS)
+    mixed: Values = images // 2 + noise
+    return mixed.reshape(ROWS, CAMERAS, 3, PIXELS, PIXELS)
 
 
 def make_tokens() -> dict[str, Values]:

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 
-from craftcli.cache.chunks import ArraySpec
-from craftcli.cache.draft import Resumable
-from craftcli.cache.format import DatasetIdentity, Manifest, TeacherIdentity
-from craftcli.cache.processes import Processes
-from craftcli.cache.store import required_arrays
-from craftcli.cache.writer import CacheWriter
+from craftcli.cache.format import Manifest
+from craftcli.cache.storage.chunks import ArraySpec
+from craftcli.cache.storage.zarr_layout import required_arrays
+from craftcli.cache.writing.unfinished import Resumable
+from craftcli.cache.writing.writer import CacheWriter
+from craftcli.distributed import Processes
+from craftcli.policies.identity import DatasetIdentity, TeacherIdentity
 
 type Note = Callable[[int], None]
 """Called with the number of a chunk before that is computed."""
@@ -115,7 +116,7 @@ def synthetic(path: Path, note: Note, *, chunks: int = 24) -> None:
     arrays["inputs/image"] = ArraySpec(shape=(3, 64, 64), dtype="uint8")
     processes = Processes.from_environment()
     with (
-        processes.joined(),
+        processes.connected(),
         CacheWriter.create(
             path,
             manifest,
@@ -150,12 +151,12 @@ def synthetic_rows(manifest: Manifest, arrays: dict[str, ArraySpec], chunk: int)
 
 def demo_build() -> Build:
     """A build of the demo's cache; policy and data are opened here, before any fork."""
-    from craftcli.cache.build import build_cache
-    from craftcli.cache.teacher_rows import TeacherRows
+    from craftcli.cache.build.build import build_cache
+    from craftcli.cache.build.teacher import TeacherRows
     from craftcli.choices import Images
     from craftcli.cli.quiet import quiet_libraries
-    from craftcli.config import CacheConfig
-    from craftcli.engine.session import open_anchor_data, open_policy
+    from craftcli.config.cache import CacheConfig
+    from craftcli.sources import open_anchor_data, open_policy
 
     quiet_libraries(debug=False)
     settings: dict[str, Any] = {"samples": 96, "kind": "hidden", "device": "cpu", "batch_size": 8}
@@ -166,7 +167,7 @@ def demo_build() -> Build:
     prepare = TeacherRows.prepare
 
     def build(path: Path, note: Note) -> None:
-        def noted(self: TeacherRows, rows: list[int]) -> Any:
+        def noted(self: TeacherRows, rows: Sequence[int]) -> Any:
             # A single row is only looked at to learn the shapes.
             if len(rows) > 1:
                 note(rows[0])
@@ -296,7 +297,7 @@ def note_damage(partial: Path, tally: Tally) -> None:
 
 def wrong_rows(path: Path, reference: Path) -> int:
     """Rows of which any array differs from the undisturbed build's."""
-    from craftcli.cache.reader import CacheReader
+    from craftcli.cache.reading.reader import CacheReader
 
     ours, theirs = CacheReader.open(path), CacheReader.open(reference)
     wrong = np.zeros(theirs.manifest.rows, bool)
@@ -394,7 +395,9 @@ def main() -> None:
     # In the parent, so that forked processes need not import it.
     import torch.distributed  # noqa: F401
 
-    shares = {"synthetic": (synthetic, given.kills - given.demo_kills)}
+    shares: dict[str, tuple[Build, int]] = {
+        "synthetic": (synthetic, given.kills - given.demo_kills)
+    }
     if given.demo_kills:
         shares["demo"] = (demo_build(), given.demo_kills)
     tallies = [

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from synthetic import LAYERS, Values, activations, write_cache
 
-from craftcli.cache.reader import CacheReader
-from craftcli.cache.store import OpenedCache, open_cache
+from craftcli.cache.reading.reader import CacheReader
+from craftcli.cache.storage.zarr_layout import OpenedCache, open_cache
 from craftcli.errors import CraftError
 
 FLIPS = 1000

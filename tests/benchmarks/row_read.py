@@ -22,7 +22,7 @@ quiet_libraries(debug=False)
 
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-from craftcli.policies.columns import Columns
+from craftcli.policies.lerobot.fast_rows import FastRows
 
 FPS, STATE, ACTION, CHUNK = 50, 39, 4, 16
 
@@ -58,7 +58,7 @@ def main(episodes: int = 20, frames: int = 100, rows: int = 300, rounds: int = 5
         theirs, ours = (
             LeRobotDataset("bench/rows", root=root, delta_timestamps=times) for _ in range(2)
         )
-        Columns.into(ours)
+        FastRows.install(ours)
         rng = np.random.default_rng(1)
         measured = []
         for _ in range(rounds):

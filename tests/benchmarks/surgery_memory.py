@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from craftcli.choices import Merge
-from craftcli.engine.surgery import operate_
+from craftcli.engine.method.projection import project_and_merge_
 
 WIDTH = 512
 LAYERS = 12
@@ -66,7 +66,7 @@ def measure(*, layers: int, dtype: torch.dtype, transposed: bool = False, groups
     ret = make_gradients(layers, dtype, transposed=False)
     copy = sum(g.nbytes for g in ret if g is not None)
     peak = operation_peak(
-        lambda: operate_(
+        lambda: project_and_merge_(
             task,
             ret,
             threshold=0.0,

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from craftcli.cache.chunks import ArraySpec
-from craftcli.cache.format import DatasetIdentity, Manifest, TeacherIdentity, rows_per_chunk
-from craftcli.cache.store import required_arrays
-from craftcli.cache.writer import CacheWriter
+from craftcli.cache.format import Manifest, rows_per_chunk
+from craftcli.cache.storage.chunks import ArraySpec
+from craftcli.cache.storage.zarr_layout import required_arrays
+from craftcli.cache.writing.writer import CacheWriter
+from craftcli.policies.identity import DatasetIdentity, TeacherIdentity
 
 LAYERS = (16, 17)
 Values = npt.NDArray[Any]

@@ -39,19 +39,19 @@ from lerobot.scripts.lerobot_train import update_policy
 from lerobot.utils.logging_utils import AverageMeter, MetricsTracker
 from surgery_memory import operation_peak
 
-from craftcli.cache.build import build_cache
-from craftcli.choices import Pooling
-from craftcli.config import CacheConfig, TrainConfig
+from craftcli.cache.build.build import build_cache
+from craftcli.choices import Mode, Pooling
+from craftcli.config.cache import CacheConfig
+from craftcli.config.train import TrainConfig
 from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER
 from craftcli.demo.modeling_tiny_pi0_fast import TinyPI0FastPolicy
 from craftcli.engine.execution import Execution
-from craftcli.engine.imitation import Imitation
-from craftcli.engine.opening import open_retention
-from craftcli.engine.retention import Retention
-from craftcli.engine.session import open_anchor_data, open_task_data
+from craftcli.engine.retention.imitation import Imitation
+from craftcli.engine.retention.retention import Retention, open_retention
 from craftcli.engine.step import train_step
-from craftcli.policies.data import read_rows
-from craftcli.policies.loading import Checkpoint, load_checkpoint
+from craftcli.policies.lerobot.batches import read_rows
+from craftcli.policies.lerobot.checkpoint import Checkpoint, load_checkpoint
+from craftcli.sources import open_anchor_data, open_task_data
 
 CLIP = 1.0
 CADENCE = 5
@@ -150,7 +150,8 @@ class Bench:
         batch = term.anchors.batch(0, torch.device("cpu"))
 
         def run() -> None:
-            term._hidden(term.features(batch), batch, term.loss).total.backward()
+            loss = term.compare(term.features(batch), batch, term.loss)[Mode.HIDDEN].total
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             self._optimizer.zero_grad()
 
         return run

@@ -11,7 +11,7 @@ import torch
 import zarr
 from synthetic import LAYERS, Values, write_cache
 
-from craftcli.cache.reader import CacheReader
+from craftcli.cache.reading.reader import CacheReader
 
 SHARD_ROWS = 100
 Read = Callable[[Values], Any]
@@ -54,7 +54,8 @@ def write_safetensors(path: Path, hidden: Values) -> None:
 
 
 def read_safetensors(path: Path, hidden: Values) -> Read:
-    rows_of = safetensors.safe_open(path, framework="np").get_slice("hidden")
+    file: Any = safetensors.safe_open(path, framework="np")
+    rows_of = file.get_slice("hidden")
     return lambda rows: np.concatenate([rows_of[number : number + 1] for number in rows.tolist()])
 
 

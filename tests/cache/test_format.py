@@ -128,3 +128,21 @@ def test_the_format_needs_the_standard_library_only() -> None:
         "assert not {'numpy', 'zarr', 'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stack": "x" * 10_000_000},
+        {"versions": {"x" * 10_000_000: "1"}},
+        {"versions": {"torch": "x" * 10_000_000}},
+        {"layers": [1] * 1_000_000},
+        {"format_version": "9" * 10_000_000},
+        {"rows": "x" * 10_000_000},
+        {f"field{i}": 1 for i in range(4000)},
+    ],
+)
+def test_an_absurd_manifest_is_refused_without_showing_it(changes: dict[str, Any]) -> None:
+    with pytest.raises(CraftError, match="Cache manifest is not valid") as caught:
+        Manifest.from_json(make_manifest().to_json() | changes)
+    assert len(str(caught.value)) < 2000

@@ -1,11 +1,14 @@
 """Model inputs survive storage bit for bit."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from numpy.typing import NDArray
 
 from craftcli.cache.inputs import UINT8_IMAGE, fits_bytes, pack, unpack
 from craftcli.errors import CraftError
@@ -20,7 +23,7 @@ def round_trip(value: torch.Tensor) -> torch.Tensor:
 
 @settings(deadline=None, derandomize=True, max_examples=30)
 @given(arrays.arrays(np.uint8, (2, 3, 4, 4), elements=st.integers(0, 255)))
-def test_images_of_a_dataset_are_stored_as_their_bytes(pixels: np.ndarray) -> None:
+def test_images_of_a_dataset_are_stored_as_their_bytes(pixels: NDArray[Any]) -> None:
     image = torch.from_numpy(pixels).float() / 255
     assert fits_bytes(image)
     assert torch.equal(round_trip(image), image)
@@ -33,7 +36,7 @@ def test_every_byte_value_comes_back_exactly() -> None:
 
 @settings(deadline=None, derandomize=True, max_examples=30)
 @given(arrays.arrays(np.float32, (1, 3, 2, 2), elements=st.floats(-3, 3, width=32)))
-def test_normalised_images_are_stored_as_they_are(values: np.ndarray) -> None:
+def test_normalised_images_are_stored_as_they_are(values: NDArray[Any]) -> None:
     image = torch.from_numpy(values)
     assert torch.equal(round_trip(image), image)
 

@@ -40,7 +40,7 @@ def test_merging_is_like_updating() -> None:
     whole.update(values, mask)
     left.update(values[:5], mask[:5])
     right.update(values[5:], mask[5:])
-    left.merge(right)
+    left.add(right)
     np.testing.assert_allclose(left.result().mean, whole.result().mean)
     np.testing.assert_allclose(left.result().variance, whole.result().variance)
     np.testing.assert_array_equal(left.result().count, whole.result().count)

@@ -6,10 +6,10 @@ import pytest
 from made.manifests import make_manifest
 from made.rows import write_rows
 
-from craftcli.cache.chunks import ArraySpec
 from craftcli.cache.dtypes import decode, encode
-from craftcli.cache.reader import CacheReader
-from craftcli.cache.store import required_arrays
+from craftcli.cache.reading.reader import CacheReader
+from craftcli.cache.storage.chunks import ArraySpec
+from craftcli.cache.storage.zarr_layout import required_arrays
 from craftcli.cache.summary import CacheSummary, summarize
 
 MANIFEST = make_manifest(

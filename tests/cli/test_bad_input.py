@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from craftcli.cache.store import attributes_digest
+from craftcli.cache.storage.zarr_layout import attributes_digest
 from craftcli.choices import Pooling
 from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER
 
@@ -27,7 +27,7 @@ type Change = Callable[[dict[str, Any]], Any]
 
 @pytest.fixture
 def refused(craft: Callable[..., Any], tmp_path: Path) -> Refused:
-    """Run a command that must be refused and leave the folder as it was; what it said."""
+    """Run a command that must be refused and leave the folder unchanged; returns its error."""
 
     def listing() -> dict[Path, bytes | None]:
         return {p: p.read_bytes() if p.is_file() else None for p in tmp_path.rglob("*")}
@@ -38,11 +38,11 @@ def refused(craft: Callable[..., Any], tmp_path: Path) -> Refused:
         assert result.exit_code == exit_code, result.output
         assert "Traceback" not in result.output
         assert "has no explanation" not in result.stderr
-        told = [line for line in result.stderr.splitlines() if line.startswith(("Error", "  "))]
-        starts = [line.split()[0] for line in told]
+        error = [line for line in result.stderr.splitlines() if line.startswith(("Error", "  "))]
+        starts = [line.split()[0] for line in error]
         assert starts == ["Error:", "Why:", "Fix:"], result.stderr
         assert listing() == before
-        return "\n".join(told)
+        return "\n".join(error)
 
     return run
 
@@ -101,20 +101,20 @@ def fill(value: float) -> Change:
 class TestCaches:
     @pytest.mark.parametrize("reader", READERS)
     def test_missing(self, refused: Refused, reader: tuple[str, ...]) -> None:
-        told = refused(*reader, "nowhere.zarr")
-        assert "No cache at nowhere.zarr." in told
-        assert "nothing is there" in told
-        assert "craft cache build" in told
+        error = refused(*reader, "nowhere.zarr")
+        assert "No cache at nowhere.zarr." in error
+        assert "nothing is there" in error
+        assert "craft cache build" in error
 
     @pytest.mark.parametrize("reader", READERS)
     def test_half_built(
         self, refused: Refused, own_cache: Path, tmp_path: Path, reader: tuple[str, ...]
     ) -> None:
         own_cache.rename(tmp_path / "anchors.zarr.partial")
-        told = refused(*reader, "anchors.zarr")
-        assert "half-built" in told
-        assert "anchors.zarr.partial" in told
-        assert "go on with craft cache build --resume" in told
+        error = refused(*reader, "anchors.zarr")
+        assert "half-built" in error
+        assert "anchors.zarr.partial" in error
+        assert "continue it with craft cache build --resume" in error
 
     @pytest.mark.parametrize("reader", READERS)
     def test_not_marked_complete(
@@ -126,9 +126,9 @@ class TestCaches:
     @pytest.mark.parametrize("reader", READERS)
     def test_a_file(self, refused: Refused, tmp_path: Path, reader: tuple[str, ...]) -> None:
         (tmp_path / "shard_0000.pt").write_bytes(b"PK")
-        told = refused(*reader, "shard_0000.pt")
-        assert "shard_0000.pt is not a craft cache." in told
-        assert "it is not a folder" in told
+        error = refused(*reader, "shard_0000.pt")
+        assert "shard_0000.pt is not a craft cache." in error
+        assert "it is not a folder" in error
 
     @pytest.mark.parametrize("reader", READERS)
     def test_some_folder(self, refused: Refused, tmp_path: Path, reader: tuple[str, ...]) -> None:
@@ -139,14 +139,14 @@ class TestCaches:
     @pytest.mark.parametrize("reader", READERS)
     def test_a_lost_chunk(self, refused: Refused, own_cache: Path, reader: tuple[str, ...]) -> None:
         (own_cache / "hidden/vlm.2/c/0/0/0").unlink()
-        told = refused(*reader, own_cache)
-        assert "hidden/vlm.2 chunk 0 (rows 0 to 31): the file is missing" in told
+        error = refused(*reader, own_cache)
+        assert "hidden/vlm.2 chunk 0 (rows 0 to 31): the file is missing" in error
 
     def test_of_another_kind_than_the_mode(self, refused: Refused, own_cache: Path) -> None:
         edit_manifest(own_cache, lambda manifest: manifest.update(kinds=["action"]))
-        told = refused(*TRAIN)
-        assert "cannot serve --mode hidden" in told
-        assert "it holds action" in told
+        error = refused(*TRAIN)
+        assert "cannot serve --mode hidden" in error
+        assert "it holds action" in error
 
     def test_from_a_newer_craft(self, refused: Refused, own_cache: Path) -> None:
         edit_manifest(own_cache, lambda manifest: manifest.update(format_version="2.0"))
@@ -156,10 +156,10 @@ class TestCaches:
     def test_fewer_anchors_than_a_batch(
         self, refused: Refused, cache: Path, batch_size: int
     ) -> None:
-        told = refused(*TRAIN, "--cache", cache, "--anchor-batch-size", batch_size)
-        assert "32 usable anchors, fewer than a batch" in told
-        assert f"takes {batch_size}" in told
-        assert "--anchor-batch-size 32" in told
+        error = refused(*TRAIN, "--cache", cache, "--anchor-batch-size", batch_size)
+        assert "32 usable anchors, fewer than a batch" in error
+        assert f"uses {batch_size} of them" in error
+        assert "--anchor-batch-size 32" in error
 
     def test_a_batch_of_all_anchors_is_fine(self, craft: Callable[..., Any], cache: Path) -> None:
         result = craft(*TRAIN, "--cache", cache, "--anchor-batch-size", 32)
@@ -169,28 +169,33 @@ class TestCaches:
         self, refused: Refused, cache: Path, own_policy: Path, new_data: Any
     ) -> None:
         edit_weights(own_policy, lambda weights: next(iter(weights.values())).add_(0.01))
-        told = refused(*TRAIN, "--policy", own_policy, "--dataset", new_data.root, "--cache", cache)
-        assert "was built with another teacher" in told
-        assert "weights_digest differ" in told
-        assert "config_digest" not in told
-        assert str(TEACHER_FOLDER) in told
-        assert str(own_policy) in told
+        error = refused(
+            *TRAIN, "--policy", own_policy, "--dataset", new_data.root, "--cache", cache
+        )
+        assert "was built with another teacher" in error
+        assert "weights_digest differ" in error
+        assert "config_digest" not in error
+        assert str(TEACHER_FOLDER) in error
+        assert str(own_policy) in error
 
     def test_of_other_statistics(
         self, refused: Refused, cache: Path, own_policy: Path, new_data: Any
     ) -> None:
         (file,) = own_policy.glob("policy_preprocessor*.safetensors")
         save_file({name: value + 1 for name, value in load_file(file).items()}, file)
-        told = refused(*TRAIN, "--policy", own_policy, "--dataset", new_data.root, "--cache", cache)
-        assert "its processor_digest differ" in told
+        error = refused(
+            *TRAIN, "--policy", own_policy, "--dataset", new_data.root, "--cache", cache
+        )
+        assert "processor_digest" in error
+        assert "weights_digest" not in error
 
 
 class TestAnchors:
     @pytest.mark.parametrize("layer", ["4", "-5", "-2,17"])
     def test_layer_out_of_range(self, refused: Refused, layer: str) -> None:
-        told = refused(*BUILD, "--layers", layer, exit_code=2)
-        assert f"No layer {layer.split(',')[-1]} in this stack." in told
-        assert "-4 to 3" in told
+        error = refused(*BUILD, "--layers", layer, exit_code=2)
+        assert f"No layer {layer.split(',')[-1]} in this stack." in error
+        assert "-4 to 3" in error
 
     @pytest.mark.parametrize("layers", ["last", "1;2", "1,", "1.5"])
     def test_layers_that_are_no_numbers(self, refused: Refused, layers: str) -> None:
@@ -200,9 +205,9 @@ class TestAnchors:
         assert "more than once" in refused(*BUILD, "--layers", "3,-1", exit_code=2)
 
     def test_unknown_stack(self, refused: Refused) -> None:
-        told = refused(*BUILD, "--stack", "expert", exit_code=2)
-        assert "no stack 'expert'" in told
-        assert "--stack vlm" in told
+        error = refused(*BUILD, "--stack", "expert", exit_code=2)
+        assert "no stack 'expert'" in error
+        assert "--stack vlm" in error
 
     def test_unknown_pooling(self, craft: Callable[..., Any], tmp_path: Path) -> None:
         result = craft(*BUILD, "--pooling", "median")
@@ -220,21 +225,21 @@ class TestAnchors:
     def test_pooling_of_tokens_that_the_policy_lacks(
         self, refused: Refused, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from craftcli.policies.pi0_fast import Pi0FastAdapter
+        from craftcli.policies.families.pi0_fast import Pi0FastAdapter
 
         monkeypatch.setattr(Pi0FastAdapter, "token_kinds", frozenset({"image", "text"}))
         monkeypatch.setattr(Pi0FastAdapter, "default_pooling", Pooling.VISION_TEXT)
-        told = refused(*BUILD, "--pooling", "mean_action_tokens", exit_code=2)
-        assert "pooling mean_action_tokens does not work for this policy" in told
-        assert "pi0_fast has no action tokens" in told
-        assert "--pooling vision_text" in told
+        error = refused(*BUILD, "--pooling", "mean_action_tokens", exit_code=2)
+        assert "pooling mean_action_tokens does not work for this policy" in error
+        assert "pi0_fast has no action tokens" in error
+        assert "--pooling vision_text" in error
 
     def test_more_anchors_than_frames(self, refused: Refused) -> None:
         """Pitfall 14."""
-        told = refused("cache", "build", "--samples", 721, exit_code=2)
-        assert "Cannot select 721 anchors." in told
-        assert "the dataset has 720 frames" in told
-        assert "--samples 720" in told
+        error = refused("cache", "build", "--samples", 721, exit_code=2)
+        assert "Cannot select 721 anchors." in error
+        assert "the dataset has 720 frames" in error
+        assert "--samples 720" in error
 
     @pytest.mark.parametrize("value", [math.nan, math.inf])
     def test_hidden_states_that_are_not_finite(
@@ -242,10 +247,10 @@ class TestAnchors:
     ) -> None:
         """Pitfall 17."""
         edit_weights(own_policy, fill(value))
-        told = refused(*BUILD, "--policy", own_policy, "--dataset", old_data.root)
-        assert "values that are not finite" in told
-        assert re.search(r"all 16 rows have NaN or infinity, dataset frames \[\d+, ", told)
-        assert "nothing was written" in told
+        error = refused(*BUILD, "--policy", own_policy, "--dataset", old_data.root)
+        assert "outputs are not finite" in error
+        assert re.search(r"all 16 rows have NaN or infinity, dataset frames \[\d+, ", error)
+        assert "nothing was written" in error
 
 
 class TestPoliciesAndData:
@@ -260,16 +265,16 @@ class TestPoliciesAndData:
 
     @pytest.mark.parametrize("device", ["abacus", "cuda:99", "cpu:x"])
     def test_a_device_that_does_not_exist(self, refused: Refused, device: str) -> None:
-        told = refused(*BUILD, "--device", device, exit_code=2)
-        assert f"The device '{device}' cannot be used." in told
-        assert "--device auto" in told
+        error = refused(*BUILD, "--device", device, exit_code=2)
+        assert f"The device '{device}' cannot be used." in error
+        assert "--device auto" in error
 
     @pytest.mark.parametrize("policy", ["./nowhere", "nobody/nothing", "not a name", "folder"])
     def test_no_policy(self, refused: Refused, new_data: Any, tmp_path: Path, policy: str) -> None:
         (tmp_path / "folder").mkdir()
-        told = refused(*BUILD, "--policy", policy, "--dataset", new_data.root)
-        assert policy in told
-        assert "policy" in told
+        error = refused(*BUILD, "--policy", policy, "--dataset", new_data.root)
+        assert policy in error
+        assert "policy" in error
 
     @pytest.mark.parametrize("damage", ["truncated", "absent", "tensor missing"])
     def test_weights_that_lerobot_would_replace_by_random_ones(
@@ -282,8 +287,10 @@ class TestPoliciesAndData:
             weights.unlink()
         else:
             edit_weights(own_policy, lambda tensors: tensors.popitem())
-        told = refused(*TRAIN, "--mode", "none", "--policy", own_policy, "--dataset", new_data.root)
-        assert str(weights) in told
+        error = refused(
+            *TRAIN, "--mode", "none", "--policy", own_policy, "--dataset", new_data.root
+        )
+        assert str(weights) in error
 
     @pytest.mark.parametrize("command", [BUILD, (*TRAIN, "--mode", "none")])
     @pytest.mark.parametrize("dataset", ["folder", "./nowhere", "nobody/nothing", "not a name"])
@@ -291,9 +298,9 @@ class TestPoliciesAndData:
         self, refused: Refused, tmp_path: Path, command: tuple[str, ...], dataset: str
     ) -> None:
         (tmp_path / "folder").mkdir()
-        told = refused(*command, "--policy", TEACHER_FOLDER, "--dataset", dataset)
-        assert dataset in told
-        assert "--dataset-root" in told
+        error = refused(*command, "--policy", TEACHER_FOLDER, "--dataset", dataset)
+        assert dataset in error
+        assert "--dataset-root" in error
 
     @pytest.mark.parametrize(
         ("change", "why"),
@@ -311,9 +318,9 @@ class TestPoliciesAndData:
         self, refused: Refused, own_data: Path, change: Change, why: str
     ) -> None:
         edit_json(own_data / "meta/info.json", lambda info: change(info["features"]))
-        told = refused(*TRAIN, "--mode", "none", "--policy", TEACHER_FOLDER, "--dataset", own_data)
-        assert "does not fit the policy" in told
-        assert why in told
+        error = refused(*TRAIN, "--mode", "none", "--policy", TEACHER_FOLDER, "--dataset", own_data)
+        assert "does not fit the policy" in error
+        assert why in error
 
     @pytest.mark.parametrize("broken", ["meta/info.json", "data/chunk-000/file-000.parquet"])
     @pytest.mark.parametrize("content", [b"", b"{}", b"PAR1"])
@@ -321,13 +328,13 @@ class TestPoliciesAndData:
         self, refused: Refused, own_data: Path, broken: str, content: bytes
     ) -> None:
         (own_data / broken).write_bytes(content)
-        told = refused(*TRAIN, "--mode", "none", "--policy", TEACHER_FOLDER, "--dataset", own_data)
-        assert f"Cannot read the dataset {own_data}." in told
+        error = refused(*TRAIN, "--mode", "none", "--policy", TEACHER_FOLDER, "--dataset", own_data)
+        assert f"Cannot read the dataset {own_data}." in error
 
     def test_an_incomplete_dataset(self, refused: Refused, own_data: Path) -> None:
         shutil.rmtree(own_data / "data")
-        told = refused(*TRAIN, "--mode", "none", "--policy", TEACHER_FOLDER, "--dataset", own_data)
-        assert f"Cannot read the dataset {own_data}." in told
+        error = refused(*TRAIN, "--mode", "none", "--policy", TEACHER_FOLDER, "--dataset", own_data)
+        assert f"The dataset {own_data} is incomplete." in error
 
     @pytest.mark.parametrize("value", [math.nan, math.inf])
     def test_a_loss_that_is_not_finite_stops_the_run(
@@ -349,16 +356,16 @@ class TestPoliciesAndData:
 
 class TestOutputs:
     def test_an_existing_cache(self, refused: Refused, own_cache: Path) -> None:
-        told = refused(*BUILD)
-        assert "anchors.zarr already exists" in told
-        assert "--overwrite" in told
+        error = refused(*BUILD)
+        assert "anchors.zarr already exists" in error
+        assert "--overwrite" in error
 
     def test_an_existing_run(self, refused: Refused, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
         (tmp_path / "run/craft_config.json").write_text("{}\n")
-        told = refused(*TRAIN, "--mode", "none", "-o", "run")
-        assert "The run run already exists." in told
-        assert "--overwrite" in told
+        error = refused(*TRAIN, "--mode", "none", "-o", "run")
+        assert "The run run already exists." in error
+        assert "--overwrite" in error
 
     @pytest.mark.parametrize("overwrite", [(), ("--overwrite",)])
     @pytest.mark.parametrize("command", [BUILD, (*TRAIN, "--mode", "none")])
@@ -377,13 +384,13 @@ class TestOutputs:
             (thesis / "metrics.jsonl").write_text("of another program")
             thesis /= "thesis.tex"
         thesis.write_text("years of work")
-        told = refused(*command, "-o", "thesis", *overwrite)
-        assert "thesis" in told
-        assert "choose another" in told
+        error = refused(*command, "-o", "thesis", *overwrite)
+        assert "thesis" in error
+        assert "choose another" in error
 
     def test_a_file_where_builds_put_their_parts(self, refused: Refused, tmp_path: Path) -> None:
         (tmp_path / "anchors.zarr.partial").write_text("mine")
-        assert "anchors.zarr.partial is in the way" in refused(*BUILD)
+        assert "anchors.zarr.partial: it is not a craft cache" in refused(*BUILD)
 
     @pytest.mark.parametrize("command", [BUILD, (*TRAIN, "--mode", "none")])
     def test_an_output_that_cannot_be_written(

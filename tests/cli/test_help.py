@@ -1,15 +1,19 @@
 """What `--help` and `--version` show, and how little they import."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from craftcli import __version__
+from craftcli.cli.train import MAIN_OPTIONS
+from craftcli.config.settings import option_name
 from craftcli.errors import CraftError
 
 COMMANDS = [
@@ -21,6 +25,7 @@ COMMANDS = [
     "cache merge",
     "cache export",
     "train",
+    "inspect",
     "dryrun",
     "merge",
     "eval",
@@ -72,11 +77,64 @@ def test_examples_in_the_help_are_valid_commands(
         raise CraftError("Settings accepted.", why="they fit.", fix="none.", exit_code=42)
 
     # The first thing a command does once its settings are accepted.
-    for module in ("cache", "train", "dryrun"):
+    for module in ("cache.build", "train", "dryrun"):
         monkeypatch.setattr(f"craftcli.cli.{module}.quiet_libraries", stop)
+    # What the examples name is not there.
+    for check in ("check_cache", "check_run"):
+        monkeypatch.setattr(f"craftcli.cli.early_checks.{check}", lambda path: None)
     for example in help_of(command)[1]:
         result = craft(*shlex.split(example)[1:])
         assert result.exit_code == 42, f"{example}: {result.output}"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_readable_on_a_narrow_terminal(
+    craft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, command: str, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text, _, _ = craft(*command.split(), "--help").stdout.partition("Examples:")
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= columns
+    options = [line for line in text.splitlines() if re.match(r"│ (-\w, )?--", line)]
+    names = [re.findall(r"--[\w.-]+", line)[0] for line in options]
+    # One spelling each, the main one, and room for a help text beside it.
+    assert len(names) == len(set(names))
+    assert not any("_" in name or "." in name for name in names)
+    assert all(re.search(r"  \S", line) for line in options)
+
+
+def test_help_shows_the_options_that_most_users_need_first(help_of: Any) -> None:
+    main = help_of("train")[0].split("╭─ ")[1]
+    assert main.startswith("Main options")
+    assert re.findall(r"^│ (?:-o, )?(--[\w-]+)", main, re.MULTILINE) == [
+        option_name(name) for name in MAIN_OPTIONS
+    ]
+
+
+def test_help_shows_choices_defaults_and_what_is_required(help_of: Any) -> None:
+    text = help_of("train")[0]
+    assert "One of nmse, mse, l1, cosine. [default: nmse]" in text
+    assert "Number of optimizer steps. [default: 10000]" in text
+    assert "Number of optimizer steps. [default: 3]" in help_of("dryrun")[0]
+    assert re.search(r"--output PATH .* \[required\]", help_of("cache merge")[0])
+    assert "--no-inputs  " in help_of("cache export")[0]
+
+
+@pytest.mark.parametrize("command", ["train", "cache build", "cache inspect", "info"])
+def test_other_spellings_are_listed_once_at_the_end(help_of: Any, command: str) -> None:
+    text = help_of(command)[0]
+    assert text.count("--policy.path") == 1
+    assert text.index("--help") < text.index("--policy.path (--policy)") < text.index("Examples:")
+
+
+def test_a_flag_of_a_file_can_be_unset(craft: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('mode = "none"\nfreeze_downstream = true\n')
+    file = ("train", "--config", "run.toml", "--resume", "nowhere")
+    assert "--freeze-downstream needs" in craft(*file).stderr
+    unset = craft(*file, "--freeze-downstream", "--no-freeze-downstream")
+    assert "--freeze-downstream needs" not in unset.stderr
+    assert "nowhere" in unset.stderr
 
 
 @pytest.mark.parametrize(
@@ -98,6 +156,14 @@ def test_version(craft: Callable[..., Any]) -> None:
     assert (result.exit_code, result.stdout) == (0, f"craft {__version__}\n")
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_h_is_short_for_help(craft: Callable[..., Any], command: str) -> None:
+    short, long = craft(*command.split(), "-h"), craft(*command.split(), "--help")
+    assert short.exit_code == 0
+    assert short.stdout == long.stdout
+    assert "-h, --help" in long.stdout
+
+
 def test_an_unknown_command_is_a_usage_error(craft: Callable[..., Any]) -> None:
     result = craft("tarin")
     assert result.exit_code == 2
@@ -111,3 +177,27 @@ def test_help_imports_nothing_heavy() -> None:
     loaded = set(json.loads(done.stdout))
     assert "craftcli" in loaded
     assert not loaded & HEAVY
+
+
+COMPLETION = """
+import json, os, sys
+os.environ |= {"_CRAFT_COMPLETE": "complete_bash", "COMP_CWORD": "2"}
+os.environ["COMP_WORDS"] = "craft train --eps"
+from craftcli.cli.app import main
+try:
+    main()
+finally:
+    print(json.dumps(sorted(name for name in sys.modules if "." not in name)), file=sys.stderr)
+"""
+
+
+def test_bash_completes_options_without_heavy_imports() -> None:
+    done = subprocess.run([sys.executable, "-c", COMPLETION], capture_output=True, text=True)
+    assert {"--epsilon", "--epsilon-start", "--epsilon-end"} <= set(done.stdout.split())
+    assert not set(json.loads(done.stderr)) & HEAVY
+
+
+def test_completion_can_be_shown_and_installed(craft: Callable[..., Any]) -> None:
+    text = craft("--help").stdout
+    assert "--install-completion" in text
+    assert "--show-completion" in text

@@ -17,12 +17,13 @@ from craftcli.demo.datasets import NEW, OLD, demo_root, ensure_dataset
 from craftcli.demo.tokenizers import tokenizer_folders
 from craftcli.demo.train_teacher import straight_path
 from craftcli.demo.world import NEW_COLOURS, OLD_COLOURS, instruction
-from craftcli.evaluation.blocks import block_environments
+from craftcli.errors import CraftError
 from craftcli.evaluation.rollouts import rollout
+from craftcli.evaluation.simulators.demo import demo_environments
 
 
 def test_the_teacher_knows_the_old_task_and_not_the_new_one(teacher: Any) -> None:
-    rates = {env.name: rollout(teacher, env).rate for env in block_environments()}
+    rates = {env.name: rollout(teacher, env).rate for env in demo_environments()}
     assert np.mean([rates[f"demo:{colour}"] for colour in OLD_COLOURS]) >= 0.8
     assert np.mean([rates[f"demo:{colour}"] for colour in NEW_COLOURS]) <= 0.2
 
@@ -66,7 +67,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
         raise OSError("disk full")
 
     monkeypatch.setattr(datasets, "write_dataset", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(CraftError, match=r"disk full.*CRAFT_HOME"):
         ensure_dataset(OLD)
     assert list(demo_root(OLD).parent.iterdir()) == []
 

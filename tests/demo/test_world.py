@@ -24,7 +24,7 @@ def test_the_expert_always_succeeds(colour: str) -> None:
         world = BlockWorld(colour)
         world.reset(seed=seed)
         for _ in range(EPISODE_STEPS):
-            _, reward, over, _, info = world.step(expert_action(world._scene, colour))
+            _, reward, over, _, info = world.step(expert_action(world.scene, colour))
         assert over
         assert reward == 1.0
         assert info["is_success"]

@@ -12,12 +12,14 @@ from tiny.act import policy as tiny_act
 from tiny.processes import together
 from tiny.world import save, write_dataset
 
-from craftcli.cache.build import build_cache
-from craftcli.cache.processes import Processes
-from craftcli.config import CacheConfig, TrainConfig
-from craftcli.engine.opened import open_run
-from craftcli.policies.data import open_dataset
-from craftcli.policies.loading import load_checkpoint
+from craftcli.cache.build.build import build_cache
+from craftcli.config.cache import CacheConfig
+from craftcli.config.train import TrainConfig
+from craftcli.distributed import Processes
+from craftcli.engine.run import open_run
+from craftcli.errors import CraftError
+from craftcli.policies.lerobot.checkpoint import load_checkpoint
+from craftcli.policies.lerobot.datasets import open_dataset
 
 STEPS = 10
 
@@ -29,7 +31,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     # Single actions: with chunks, LeRobot weighs a batch by how many of them are padding.
     save(folder / "policy", tiny_act(cameras=0, chunk=1, dropout=0.0, use_vae=False))
     write_dataset(folder / "data")
-    paths = {"policy": str(folder / "policy"), "dataset": str(folder / "data")}
+    paths: dict[str, Any] = {"policy": str(folder / "policy"), "dataset": str(folder / "data")}
     config = CacheConfig(
         **paths, output=folder / "a.zarr", samples=16, kind="hidden+action", device="cpu"
     )
@@ -41,7 +43,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def settings(world: dict[str, str], output: Path, **changed: Any) -> TrainConfig:
     fixed = {"steps": STEPS, "save_every": 0, "log_every": 1, "lr": 2e-4, "device": "cpu"}
-    fixed |= {"mode": "hidden+action", "epsilon_start": 0.001, "lambda_lr": 2.0, "seed": 3}
+    fixed |= {"mode": "hidden+action", "epsilon_start": 0.001, "lambda_lr": 0.2, "seed": 3}
     paths = {**world, "cache": Path(world["cache"]), "output": output}
     return TrainConfig(**{**fixed, **paths, **changed})
 
@@ -49,16 +51,18 @@ def settings(world: dict[str, str], output: Path, **changed: Any) -> TrainConfig
 def train(config: TrainConfig, into: Path) -> None:
     """Run, and keep what every step saw and what the weights became."""
     processes = Processes.from_environment()
-    with processes.joined():
+    with processes.connected():
         reports: list[Any] = []
-        opened = open_run(config, {}, processes)
-        opened.trainer.run(lambda _: reports.append(opened.trainer._last), *[lambda _: None] * 2)
+        trainer = open_run(config, {}, processes).trainer()
+        trainer.run(lambda _: reports.append(trainer.last_report), *[lambda _: None] * 2)
         into.write_text(json.dumps([_figures(report) for report in reports]))
 
 
 def _figures(report: Any) -> dict[str, float]:
     seen = report.retention
     figures = {"loss": report.loss, "norm": report.grad_norm, "l_ret": seen.loss, "dot": seen.dot}
+    if seen.held_out is not None:
+        figures["l_held"] = seen.held_out
     return {**figures, "cos": seen.cos, "lam": seen.lam, **seen.losses}
 
 
@@ -103,6 +107,30 @@ def test_two_processes_equal_one_with_twice_the_batch(
     assert_alike(first, final_weights(tmp_path / "run"), alone)
 
 
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_measure_held_out_anchors_as_one_does(
+    world: dict[str, str], tmp_path: Path, parallel: str
+) -> None:
+    paths: dict[str, Any] = {"policy": world["policy"], "dataset": world["dataset"]}
+    wide = {**world, "cache": str(tmp_path / "wide.zarr")}
+    config = CacheConfig(**paths, output=tmp_path / "wide.zarr", samples=16, augment=3)
+    teacher = load_checkpoint(paths["policy"], device="cpu")
+    data = open_dataset(paths["dataset"], root=None, policy_config=teacher.policy.config)
+    build_cache(config, teacher, data, on_plan=lambda _: None, on_rows=lambda _: None)
+    held: dict[str, Any] = {"steps": 12, "held_out_share": 0.25}
+    one = settings(wide, tmp_path / "one", batch_size=8, anchor_batch_size=8, **held)
+    train(one, tmp_path / "alone")
+    alone = json.loads((tmp_path / "alone").read_text())
+    assert [n for n, entry in enumerate(alone) if "l_held" in entry] == [0, 10]
+    assert alone[10]["l_held"] > 1e-4
+    two = settings(
+        wide, tmp_path / "two", batch_size=4, anchor_batch_size=4, parallel=parallel, **held
+    )
+    first, second = train_together(two, tmp_path / "figures")
+    assert first == second
+    assert_alike(first, final_weights(tmp_path / "two"), (alone, final_weights(tmp_path / "one")))
+
+
 def test_accumulating_two_batches_equals_one_of_twice_the_size(
     world: dict[str, str], alone: tuple[Any, Any], tmp_path: Path
 ) -> None:
@@ -115,7 +143,7 @@ def test_accumulating_two_batches_equals_one_of_twice_the_size(
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_go_on_where_they_were(
+def test_two_processes_resume_where_they_were(
     world: dict[str, str], tmp_path: Path, parallel: str
 ) -> None:
     small = {"batch_size": 4, "anchor_batch_size": 4, "parallel": parallel, "grad_accum": 2}
@@ -141,5 +169,43 @@ def test_another_number_of_processes_shares_the_batches_anew(
     last.unlink()
     last.symlink_to("000004")
     train(TrainConfig(resume=tmp_path / "run"), tmp_path / "rest")
-    figures = first[:4] + json.loads((tmp_path / "rest").read_text())
-    assert_alike(figures, final_weights(tmp_path / "run"), alone)
+    rest = json.loads((tmp_path / "rest").read_text())
+    assert_alike(first[:4] + rest, final_weights(tmp_path / "run"), alone)
+    # A second time, with the same number: the sizes are those of the checkpoint's own processes.
+    last.unlink()
+    last.symlink_to("000008")
+    train(TrainConfig(resume=tmp_path / "run"), tmp_path / "again")
+    again = json.loads((tmp_path / "again").read_text())
+    assert again == rest[4:]
+    assert_alike(first[:4] + rest[:4] + again, final_weights(tmp_path / "run"), alone)
+    sizes = json.loads((last / "craft_config.json").read_text())
+    assert (sizes["batch_size"], sizes["anchor_batch_size"]) == (8, 8)
+
+
+def test_a_process_that_loses_the_other_says_so(world: dict[str, str], tmp_path: Path) -> None:
+    """The other is killed in a step, so that the connection breaks in the middle of an exchange."""
+    config = settings(world, tmp_path / "run", batch_size=4, anchor_batch_size=4)
+
+    def work() -> None:
+        processes = Processes.from_environment()
+        said = tmp_path / "said"
+        try:
+            with processes.connected():
+                trainer = open_run(config, {}, processes).trainer()
+                if processes.rank == 1:
+                    trainer.student.policy.register_forward_pre_hook(end_in_third)
+                trainer.run(*[lambda _: None] * 3)
+        except CraftError as error:
+            said.write_text(str(error))
+
+    calls = []
+
+    def end_in_third(*_: Any) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            os._exit(0)
+
+    together(work)
+    assert (
+        "Process 0 of 2 stops, because another one has stopped" in (tmp_path / "said").read_text()
+    )

@@ -1,4 +1,4 @@
-"""A run that was killed and goes on ends as if nothing had happened."""
+"""A run that is killed and resumed ends in the same state as an undisturbed one."""
 
 import json
 import os
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from craftcli.cache.processes import Processes
-from craftcli.config import TrainConfig
-from craftcli.engine.opened import open_run
+from craftcli.config.train import TrainConfig
+from craftcli.distributed import Processes
+from craftcli.engine.run import open_run
 from craftcli.engine.trainer import RunResult
 
 STEPS, SAVED, KILLED = 30, 17, 22
@@ -32,8 +32,8 @@ def settings(output: Path, cache: Path, **changed: Any) -> TrainConfig:
 
 
 def train(config: TrainConfig, on_step: Callable[[int], None] = lambda _: None) -> RunResult:
-    opened = open_run(config, {}, Processes())
-    return opened.trainer.run(on_step, lambda _: None, lambda _: None)
+    trainer = open_run(config, {}, Processes()).trainer()
+    return trainer.run(on_step, lambda _: None, lambda _: None)
 
 
 def killed(config: TrainConfig) -> None:
@@ -72,6 +72,7 @@ def outcome(run: Path) -> tuple[dict[str, Any], list[Any], Any]:
         {"mode": "hidden+action", "constraints": "each", "controller": "nupi", "seed": 2},
         {"mode": "action", "retention_every": 3},
         {"mode": "replay+l2sp", "epsilon_schedule": "auto"},
+        {"mode": "hidden+action", "held_out_share": 0.5, "retention_every": 2},
         {"mode": "hidden", "lora": "r=4,alpha=8,targets=q_proj;v_proj"},
     ],
     ids=lambda changed: "-".join(map(str, changed.values())),

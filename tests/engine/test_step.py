@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from craftcli.config import TrainConfig
-from craftcli.engine.imitation import Imitation
-from craftcli.engine.opening import open_retention
-from craftcli.engine.session import open_policy
+from craftcli.config.train import TrainConfig
+from craftcli.engine.metrics import StepReport
+from craftcli.engine.retention.imitation import Imitation
+from craftcli.engine.retention.opening import open_terms
 from craftcli.engine.step import train_step
 from craftcli.engine.trainer import Trainer
-from craftcli.policies.data import TaskBatches, read_rows
+from craftcli.policies.lerobot.batches import TaskBatches, read_rows
+from craftcli.sources import open_policy
 
 
 def weights(policy: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -22,22 +23,21 @@ def weights(policy: torch.nn.Module) -> dict[str, torch.Tensor]:
 def make_trainer(student: Any, data: Any, cache: Path, **settings: Any) -> Trainer:
     small = {"steps": 4, "batch_size": 4, "anchor_batch_size": 4, "device": "cpu"}
     config = TrainConfig(**{**small, "mode": "hidden", **settings})
-    retention = open_retention(config, student, cache) if config.retains else None
-    return Trainer(config, student, data, retention, output=Path("unused"))
+    terms = open_terms(config, student, cache) if config.retains else None
+    return Trainer(config, student, data, terms, output=Path("unused"))
 
 
-def one_step(trainer: Trainer, batches: list[Any], *, clip_norm: float = 1.0) -> Any:
-    return train_step(
-        0,
-        batches,
-        policy=trainer._student.policy,
-        execution=trainer._execution,
-        optimizer=trainer._optimizer,
-        scheduler=trainer._scheduler,
-        retention=trainer._retention,
-        clip_norm=clip_norm,
-        data_s=0.0,
-    )
+def one_step(trainer: Trainer, batches: list[Any], **changed: Any) -> StepReport:
+    parts: dict[str, Any] = {
+        "policy": trainer.student.policy,
+        "execution": trainer.execution,
+        "optimizer": trainer.optimizer,
+        "scheduler": trainer.scheduler,
+        "retention": trainer.retention,
+        "clip_norm": 1.0,
+        "data_s": 0.0,
+    }
+    return train_step(0, batches, **{**parts, **changed})
 
 
 def test_every_trained_tensor_moves(student: Any, new_data: Any, cache: Path) -> None:
@@ -61,11 +61,10 @@ def test_the_same_seed_gives_the_same_run(new_data: Any, cache: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["task", "anchors"])
-def test_a_step_that_is_not_finite_changes_nothing_and_is_told(
+def test_a_step_that_is_not_finite_changes_nothing_and_is_reported(
     student: Any, new_data: Any, cache: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make_trainer(student, new_data, cache)
-    trainer._begin()
     before = weights(student.policy)
     batch = student.preprocess(read_rows(new_data, [0, 1]))
     if where == "task":
@@ -81,9 +80,9 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_told(
     assert report.skipped
     after = weights(student.policy)
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert trainer._retention is not None
-    assert trainer._retention.lam == 1.0
-    assert trainer._scheduler.last_epoch == 0
+    assert trainer.retention is not None
+    assert trainer.retention.lam == 1.0
+    assert trainer.scheduler.last_epoch == 0
     assert all(p.grad is None for p in student.policy.parameters())
 
 
@@ -91,19 +90,18 @@ def test_the_gradient_is_clipped_once_after_merging(
     student: Any, new_data: Any, cache: Path
 ) -> None:
     trainer = make_trainer(student, new_data, cache)
-    trainer._begin()
     batch = student.preprocess(read_rows(new_data, [0, 1]))
     seen = []
-    step = trainer._optimizer.step
+    step = trainer.optimizer.step
 
     def spy() -> None:
         grads = [p.grad for p in student.policy.parameters() if p.grad is not None]
         seen.append(torch.nn.utils.get_total_norm(grads).item())
         step()
 
-    trainer._optimizer.step = spy
-    trainer._scheduler = None  # torch's warns of a replaced step
-    report = one_step(trainer, [batch], clip_norm=0.5)
+    trainer.optimizer.step = spy
+    # Without the scheduler, because torch's warns of a replaced step.
+    report = one_step(trainer, [batch], clip_norm=0.5, scheduler=None)
     assert report.grad_norm > 0.5
     assert seen == [pytest.approx(0.5, rel=1e-3)]
 
@@ -121,7 +119,6 @@ def test_plain_fine_tuning_is_lerobots_own_training(
     list(trainer.steps())
 
     twin = make_trainer(reference, new_data, cache, mode="none")
-    twin._begin()
     meters = {name: AverageMeter(name) for name in ("loss", "grad_norm", "lr", "update_s")}
     tracker = MetricsTracker(4, 100, 10, meters, initial_step=0)
     batches = iter(TaskBatches(new_data, batch_size=4, seed=0, workers=0))
@@ -130,10 +127,10 @@ def test_plain_fine_tuning_is_lerobots_own_training(
             tracker,
             reference.policy,
             reference.preprocess(next(batches)),
-            twin._optimizer,
+            twin.optimizer,
             1.0,
             Accelerator(cpu=True),
-            lr_scheduler=twin._scheduler,
+            lr_scheduler=twin.scheduler,
         )
     expected = weights(reference.policy)
     for name, tensor in weights(student.policy).items():

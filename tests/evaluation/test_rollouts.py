@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from craftcli.errors import CraftError
-from craftcli.evaluation.blocks import Blocks, block_environments
-from craftcli.evaluation.environments import open_environments
+from craftcli.evaluation.results import Success
 from craftcli.evaluation.rollouts import FIRST_SEED, rollout
-from craftcli.evaluation.simulation import Environment, Moment
-from craftcli.evaluation.success import Success
+from craftcli.evaluation.simulators.base import Environment, StepResult
+from craftcli.evaluation.simulators.by_name import open_environments
+from craftcli.evaluation.simulators.demo import DemoSimulation, demo_environments
 
 
 def test_the_teacher_does_what_it_was_taught(teacher: Any) -> None:
@@ -28,24 +28,24 @@ def test_the_teacher_does_what_it_was_taught(teacher: Any) -> None:
 
 
 def test_batches_and_calls_do_not_change_the_result(teacher: Any) -> None:
-    (green,) = block_environments(("green",))
+    (green,) = demo_environments(("green",))
     done: list[int] = []
     together = rollout(teacher, green, episodes=5, on_episodes=done.append)
     assert sum(done) == 5
     assert rollout(teacher, green, episodes=5, batch_size=2) == together
 
 
-class Doomed(Blocks):
+class Doomed(DemoSimulation):
     """Crashes in the episode of the second seed."""
 
-    def reset(self, seed: int) -> Moment:
+    def reset(self, seed: int) -> StepResult:
         if seed == FIRST_SEED + 1:
             raise OSError("no more memory")
         return super().reset(seed)
 
 
 def test_a_crashed_world_counts_as_failed_and_is_reported(teacher: Any) -> None:
-    (red,) = block_environments(("red",))
+    (red,) = demo_environments(("red",))
     camera = next(iter(teacher.policy.config.image_features))
     doomed = dataclasses.replace(red, make=partial(Doomed, "red", camera))
     success = rollout(teacher, doomed, episodes=3)
@@ -54,13 +54,13 @@ def test_a_crashed_world_counts_as_failed_and_is_reported(teacher: Any) -> None:
     (crashed,) = success.crashed
     assert crashed.seed == FIRST_SEED + 1
     assert crashed.error == "OSError: no more memory"
-    with pytest.raises(CraftError, match="could be started"):
+    with pytest.raises(CraftError, match="worlds crashed at their reset"):
         rollout(teacher, doomed, episodes=1, seed=FIRST_SEED + 1)
 
 
 def test_a_world_must_show_what_the_policy_reads(teacher: Any) -> None:
-    blind = Environment(name="blind", make=partial(Blocks, "red", "elsewhere"), max_steps=6)
-    with pytest.raises(CraftError, match="does not show what the policy reads"):
+    blind = Environment(name="blind", make=partial(DemoSimulation, "red", "elsewhere"), max_steps=6)
+    with pytest.raises(CraftError, match="lacks inputs of the policy"):
         rollout(teacher, blind, episodes=1)
 
 
@@ -69,8 +69,8 @@ def test_a_world_must_show_what_the_policy_reads(teacher: Any) -> None:
     [
         ("demo:pink", "the demo has red"),
         ("metaworld:juggle-v3", "Meta-World has assembly-v3"),
-        ("nowhere", "craft knows demo and metaworld"),
-        ("lerobot:nowhere", "craft knows demo and metaworld"),
+        ("nowhere", "craft has demo and metaworld"),
+        ("lerobot:nowhere", "craft has demo and metaworld"),
         ("pusht", r"lerobot\[pusht\]"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a run knows of, and what is done when some of it is gone."""
+"""The plan of an evaluation: what a run used, and what of it no longer exists."""
 
 import contextlib
 import dataclasses
@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import tiny.act
 
-from craftcli.config import TrainConfig
-from craftcli.evaluation.evaluate import Amounts, evaluate
-from craftcli.evaluation.subject import DataSource, Plan, Subject, demo_data, open_subject
-from craftcli.policies.loading import load_checkpoint
+from craftcli.cache.reading.reader import CacheReader
+from craftcli.config.train import TrainConfig
+from craftcli.evaluation.evaluate import Amounts, evaluate_policy
+from craftcli.evaluation.subject import Plan, Subject, open_subject
+from craftcli.policies.lerobot.checkpoint import load_checkpoint
+from craftcli.sources import DataSource, dataset_sources
 
 
 @contextlib.contextmanager
-def progress(total: int, unit: str) -> Iterator[Any]:
+def progress(total: int, unit: str, name: str) -> Iterator[Any]:
     yield lambda count: None
 
 
@@ -31,7 +33,12 @@ def without(run: Subject, **settings: Any) -> Subject:
 
 
 def test_a_demo_run_knows_its_anchors_data_and_world(run: Subject, cache: Path) -> None:
-    assert run.plan() == Plan(cache=cache, datasets=demo_data(), environments=("demo",))
+    plan = run.plan()
+    assert plan.cache is not None
+    assert plan.cache.path == cache
+    assert plan.datasets == dataset_sources("demo")
+    assert [source.group for source in plan.datasets] == ["old", "new"]
+    assert (plan.environments, plan.left_out) == (("demo",), ())
 
 
 def test_any_run_knows_the_data_of_its_anchors_and_its_own(cache: Path, tmp_path: Path) -> None:
@@ -56,7 +63,8 @@ def test_drift_is_measured_though_the_runs_own_anchors_are_gone(
 ) -> None:
     orphan = without(run, cache=tmp_path / "gone.zarr", mode=mode)
     amounts = Amounts(batch_size=32)
-    found = evaluate(orphan, Plan(cache=cache), amounts, progress, anchor_root=None)
+    plan = Plan(cache=CacheReader.open(cache))
+    found = evaluate_policy(orphan, plan, amounts, progress, anchor_root=None)
     assert found.drift is not None
     assert found.drift.shared_rows == shared
     assert any("held out" in reason for reason in found.left_out) == (shared is None)

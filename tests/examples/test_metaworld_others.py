@@ -34,14 +34,17 @@ def test_a_row_of_tasks_goes_from_data_to_matrix(
     assert [matrix["arm"] for matrix in matrices] == [
         "plain fine-tuning",
         "hidden + action",
+        "hidden + action, 16 frames a task",
         "replay",
     ]
     assert [len(row) for row in matrices[0]["rows"]] == [1, 2, 3, 4, 5]
     assert "| hidden + action | 1 |" in (tmp_path / "README.md").read_text()
     commands = capfd.readouterr().err
-    assert commands.count("$ craft cache merge") == 3
-    run_metaworld("sequence.py")
+    assert commands.count("$ craft cache merge") == 6
+    run_metaworld("sequence.py", "--arms", "replay")
     assert "$ craft" not in capfd.readouterr().err  # nothing is done again
+    again = json.loads((tmp_path / "results.json").read_text())["sequence-act"]
+    assert again == matrices  # the other arms are kept
 
 
 def test_what_is_made_of_a_matrix(monkeypatch: pytest.MonkeyPatch) -> None:

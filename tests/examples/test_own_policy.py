@@ -11,17 +11,23 @@ import pytest
 import torch
 from tiny.world import input_features, output_features, save, write_dataset
 
-from craftcli.cache.build import build_cache
+from craftcli.cache.build.build import build_cache
 from craftcli.choices import LossKind
-from craftcli.config import CacheConfig, TrainConfig
-from craftcli.engine.imitation import Imitation
-from craftcli.engine.opening import open_retention
+from craftcli.config.cache import CacheConfig
+from craftcli.config.train import TrainConfig
+from craftcli.engine.retention.imitation import Imitation
+from craftcli.engine.retention.retention import open_retention
 from craftcli.errors import CraftError
-from craftcli.policies.base import Wanted
-from craftcli.policies.data import open_dataset, read_rows
-from craftcli.policies.families import family_info
-from craftcli.policies.loading import Checkpoint, load_checkpoint
-from craftcli.policies.registry import GROUP, adapter_for, register_plugins
+from craftcli.policies.base import FeatureRequest
+from craftcli.policies.families.registry import (
+    ENTRY_POINT_GROUP,
+    adapter_for,
+    register_policy_plugins,
+)
+from craftcli.policies.lerobot.batches import read_rows
+from craftcli.policies.lerobot.catalogue import family_info
+from craftcli.policies.lerobot.checkpoint import Checkpoint, load_checkpoint
+from craftcli.policies.lerobot.datasets import open_dataset
 
 FOLDER = Path(__file__).parents[2] / "examples/own_policy"
 PROJECT = tomllib.loads((FOLDER / "pyproject.toml").read_text("utf-8"))["project"]
@@ -33,7 +39,7 @@ def install(site: Path, name: str, entries: dict[str, str]) -> None:
     about.mkdir(parents=True)
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n")
     told = "".join(f"{key} = {value}\n" for key, value in entries.items())
-    (about / "entry_points.txt").write_text(f"[{GROUP}]\n{told}")
+    (about / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\n{told}")
     importlib.invalidate_caches()
 
 
@@ -41,12 +47,12 @@ def install(site: Path, name: str, entries: dict[str, str]) -> None:
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The example, installed, and a checkpoint of its policy."""
     site = tmp_path_factory.mktemp("site")
-    install(site, PROJECT["name"], PROJECT["entry-points"][GROUP])
+    install(site, PROJECT["name"], PROJECT["entry-points"][ENTRY_POINT_GROUP])
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(site))
         patch.syspath_prepend(str(FOLDER))
-        register_plugins.cache_clear()
-        register_plugins()
+        register_policy_plugins.cache_clear()
+        register_policy_plugins()
         modeling = importlib.import_module("lerobot_policy_mixer.modeling_mixer")
         torch.manual_seed(0)
         config = modeling.MixerConfig(
@@ -90,7 +96,7 @@ def test_tapped_states_are_those_of_the_policys_own_forward(opened: Checkpoint, 
     for layer in opened.policy.layers:
         layer.register_forward_hook(lambda _module, _args, output: seen.append(output))
     opened.policy(batch)
-    wanted = Wanted(stack="layers", layers=(0, 1, 2), output=True)
+    wanted = FeatureRequest(stack="layers", layers=(0, 1, 2), output=True)
     found = opened.adapter.features(opened.policy, batch, wanted)
     assert all(torch.equal(found.hidden[i], seen[i]) for i in range(3))
     assert found.output is not None
@@ -135,7 +141,7 @@ def test_the_commands_of_its_readme_run(
         ({"act": "somewhere:Adapter"}, "two adapters.*'act'.*other_package.*craft itself"),
         ({"mixer": "somewhere:Adapter"}, "two adapters.*'mixer'.*lerobot_policy_mixer"),
         ({"tdmpc": "nowhere.at.all:Adapter"}, "'tdmpc' cannot be used.*ModuleNotFoundError"),
-        ({"tdmpc": "pathlib:Path"}, "'tdmpc' cannot be used.*no PolicyAdapter"),
+        ({"tdmpc": "pathlib:Path"}, "'tdmpc' cannot be used.*not a PolicyAdapter"),
     ],
 )
 def test_adapters_that_cannot_be_are_told(

@@ -5,7 +5,7 @@ from typing import override
 from lerobot.utils.constants import OBS_STATE
 
 from craftcli.choices import OutputKind, Pooling
-from craftcli.policies.base import Features, LayerStack, Output, PolicyAdapter
+from craftcli.policies.base import Features, LayerStack, PolicyAdapter, PolicyOutput
 from craftcli.policies.taps import tap
 from craftcli.policies.tokens import action_masks, counted_actions
 
@@ -23,7 +23,7 @@ class MixerAdapter(PolicyAdapter):
         return {"layers": LayerStack.of_modules(policy.layers)}
 
     @override
-    def input_keys(self, policy, batch, wanted):
+    def input_keys(self, policy, batch, request):
         return (OBS_STATE,)
 
     @override
@@ -31,9 +31,9 @@ class MixerAdapter(PolicyAdapter):
         return policy.head.weight.dtype
 
     @override
-    def features(self, policy, batch, wanted):
+    def features(self, policy, batch, request):
         every = counted_actions({}, policy.config.chunk_size, of=batch[OBS_STATE])
-        stack, output = self.stack(policy, wanted.stack or self.default_stack), None
-        with tap(stack, wanted.layers, stop=not wanted.output) as hidden:
-            output = Output(values=policy.actions(batch[OBS_STATE]), mask=every)
+        stack, output = self.stack(policy, request.stack or self.default_stack), None
+        with tap(stack, request.layers, stop=not request.output) as hidden:
+            output = PolicyOutput(values=policy.actions(batch[OBS_STATE]), mask=every)
         return Features(hidden=hidden, masks=action_masks(every), output=output)

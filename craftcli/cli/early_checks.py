@@ -1,0 +1,146 @@
+"""Finds cheap mistakes before torch and LeRobot are imported, which takes many seconds.
+
+Whatever is found here would be found later too, by the code that needs it.
+"""
+
+import importlib.metadata
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from craftcli.choices import Anchors
+from craftcli.config.cache import CacheConfig
+from craftcli.config.parsing import split_list
+from craftcli.config.policy_and_data import DEMO
+from craftcli.config.settings import Source
+from craftcli.config.train import TrainConfig
+from craftcli.distributed import Processes
+from craftcli.engine.run_folder import CONFIG_FILE, check_output
+from craftcli.errors import EXIT_USAGE, CraftError
+from craftcli.local_policies import find_local_policy
+from craftcli.locations import Location
+from craftcli.system.libraries import has_library
+
+_DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "xla", "mtia", "meta")
+
+
+def check_training(source: Source[TrainConfig]) -> None:
+    """Check the settings of `craft train`."""
+    config = source.settings
+    if not Processes.from_environment().is_first:
+        return
+    if config.resume is not None:
+        check_run(config.resume)
+        check_device(config.device)
+        return
+    if config.output is not None:
+        check_output(config.output, overwrite=config.overwrite)
+    check_inputs(source)
+
+
+def check_inputs(source: Source[TrainConfig]) -> None:
+    """Check the device, the policy and the cache that a new run reads."""
+    config = source.settings
+    check_device(config.device)
+    check_policy(config.policy)
+    check_environments((*split_list(config.eval_env), *split_list(config.eval_old_env)))
+    reads_cache = config.uses_anchors and not config.asks_teacher and not config.asked_anchors
+    # Settings that contradict a cache are refused later, by their names.
+    if reads_cache and ("cache" in source.given or config.anchors is Anchors.CACHE):
+        check_cache(config.cache)
+
+
+def check_building(config: CacheConfig) -> None:
+    """Check the settings of `craft cache build`, but for its output."""
+    check_device(config.device)
+    check_policy(config.policy)
+    if config.layers is not None:
+        from craftcli.cache.layers import parse_layers
+
+        parse_layers(config.layers)
+    if config.prompts is not None and not config.prompts.is_file():
+        raise CraftError(
+            f"Cannot read the prompts {config.prompts}.",
+            why="there is no such file.",
+            fix="give --prompts a text file with one instruction a line.",
+            exit_code=EXIT_USAGE,
+        )
+    if config.exclude is not None:
+        check_cache(config.exclude)
+    check_environments(config.environments)
+
+
+def check_evaluation(
+    source: str, *, cache: Location | None, environments: Sequence[str], device: str
+) -> None:
+    """Check the arguments of `craft eval`."""
+    # A run without a checkpoint has an error of its own.
+    if not (Path(source).expanduser() / CONFIG_FILE).is_file():
+        check_policy(source)
+    check_device(device)
+    if cache is not None:
+        check_cache(cache)
+    check_environments(environments)
+
+
+def check_run(run: Path) -> None:
+    """Refuse to resume a folder that is not there."""
+    if not run.exists():
+        raise CraftError(
+            f"Cannot resume {run}: there is no such run.",
+            why="nothing is there.",
+            fix="give --resume the folder of a run that has saved a checkpoint.",
+        )
+
+
+def check_policy(policy: str) -> None:
+    """Refuse a policy that can only be a folder and is not there."""
+    if policy != DEMO:
+        find_local_policy(policy)
+
+
+def check_cache(cache: Location) -> None:
+    """Refuse a local cache that is not there."""
+    if isinstance(cache, Path) and not cache.exists():
+        from craftcli.cache.reading.reader import CacheReader
+
+        CacheReader.open(cache)
+
+
+def check_environments(names: Sequence[str]) -> None:
+    """Refuse environments that are unknown or not installed."""
+    if names:
+        from craftcli.evaluation.simulators.names import check_environment_name
+
+        for name in names:
+            check_environment_name(name)
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that torch cannot know, or a GPU without a driver."""
+    if device == "auto" or importlib.metadata.entry_points(group="torch.backends"):
+        # A plug-in of torch may bring a device of its own.
+        return
+    kind = device.partition(":")[0]
+    if kind not in _DEVICES or not re.fullmatch(r"\w+(:\d+)?", device):
+        why = f"it is none of {', '.join(_DEVICES)}, with a number as in cuda:1."
+    elif kind == "cuda" and not _has_gpu_driver():
+        why = "this machine has no driver of an NVIDIA or AMD GPU."
+    elif kind == "mps" and sys.platform != "darwin":
+        why = "it is the GPU of a Mac."
+    else:
+        return
+    raise CraftError(
+        f"The device {device!r} cannot be used.",
+        why=why,
+        fix="use --device auto.",
+        exit_code=EXIT_USAGE,
+    )
+
+
+def _has_gpu_driver() -> bool:
+    """Whether torch could find a GPU; True where that is not known."""
+    if sys.platform != "linux" or Path("/dev/kfd").exists():
+        return True
+    return has_library("libcuda.so.1")

@@ -1,0 +1,140 @@
+"""Judges a run by its own figures: was L_ret within its budget, and if not, what kept it above?"""
+
+from craftcli.choices import Merge
+from craftcli.config.train import TrainConfig
+from craftcli.engine.budget_record import BudgetRecord
+from craftcli.engine.retention.gradient_reach import percent
+from craftcli.engine.verdict import Outcome, Verdict
+
+FEW_TURNS = 10
+"""Retention turns below which nothing can be said."""
+FAR = 1.5
+"""L_ret / ε from which on the old skill is probably not kept."""
+MANY_SKIPPED = 0.1
+"""The share of skipped steps from which on the verdict names them."""
+
+
+def judge(
+    record: BudgetRecord, config: TrainConfig, *, step: int, skipped: int, free_share: float
+) -> Verdict:
+    """Judge a run by its record; `free_share` is what `OpenedRun.free_share` found."""
+    outcome = _outcome(record, config, free_share)
+    return Verdict(
+        outcome=outcome,
+        step=step,
+        finding=_finding(outcome, record, config, free_share) + _skipping(skipped, step),
+        advice=_advice(outcome, record, config, free_share),
+        budget_used=record.used,
+        above_share=record.above / record.turns if record.turns else None,
+        held_out_used=record.held,
+        lam=record.lam,
+        lam_at_maximum=record.at_maximum,
+        lam_rising=record.rising,
+        free_share=free_share,
+        turns=record.turns,
+        since=record.since,
+        skipped=skipped,
+    )
+
+
+def _outcome(record: BudgetRecord, config: TrainConfig, free_share: float) -> Outcome:
+    if not config.retains:
+        return Outcome.NOTHING_HELD
+    if record.used is None or record.turns < FEW_TURNS:
+        return Outcome.UNKNOWN
+    if record.used > 1 or _worst(record) > 1:
+        return Outcome.EXCEEDED
+    return Outcome.PART_FREE if free_share else Outcome.WITHIN
+
+
+def _worst(record: BudgetRecord) -> float:
+    """The larger of L_ret and L_held, in units of ε."""
+    return max(record.used or 0.0, record.held or 0.0)
+
+
+def _finding(outcome: Outcome, record: BudgetRecord, config: TrainConfig, free_share: float) -> str:
+    if outcome is Outcome.NOTHING_HELD:
+        return "Nothing was held (--mode none): the old skill may be lost."
+    if outcome is Outcome.UNKNOWN:
+        return _unknown(record, config)
+    figures = _figures(record)
+    match outcome:
+        case Outcome.WITHIN:
+            return f"{figures}: within its budget. craft eval shows whether the old skill is kept."
+        case Outcome.PART_FREE:
+            return (
+                f"{figures}: within its budget, but {percent(free_share)} of the trained weights "
+                "lie behind what is held and are free: the old skill may be lost."
+            )
+        case _:
+            far = _worst(record) > FAR
+            return f"{figures}: " + (
+                "the old skill is probably not kept."
+                if far
+                else "over its budget. craft eval shows whether the old skill is kept."
+            )
+
+
+def _figures(record: BudgetRecord) -> str:
+    above = percent(record.above / record.turns)
+    since = f" since step {record.since}" if record.since else ""
+    used = _times(record.used or 0.0)
+    figures = f"L_ret ended at {used} ε and was above it in {above} of the steps{since}"
+    if record.held is not None and record.held > 1:
+        figures += f"; L_held, on anchors that are not trained on, at {_times(record.held)} ε"
+    return figures
+
+
+def _times(ratio: float) -> str:
+    """A multiple, with two digits if it is small.
+
+    >>> _times(2.94), _times(0.0213), _times(6543.2)
+    ('2.9 x', '0.021 x', '6,543 x')
+    """
+    return f"{ratio:.2g} x" if ratio < 10 else f"{ratio:,.0f} x"
+
+
+def _unknown(record: BudgetRecord, config: TrainConfig) -> str:
+    if record.turns:
+        return f"Too few retention steps to judge the budget: {record.turns}."
+    if 0 in config.budget:
+        return "There is no budget to judge by: ε is 0. craft eval measures what was kept."
+    return "There is no budget to judge by: no ε was found in so few steps."
+
+
+def _skipping(skipped: int, step: int) -> str:
+    if skipped <= MANY_SKIPPED * step:
+        return ""
+    return f" {skipped} of {step} steps were skipped because they were not finite: lower --lr."
+
+
+def _advice(
+    outcome: Outcome, record: BudgetRecord, config: TrainConfig, free_share: float
+) -> str | None:
+    parts = []
+    if outcome is Outcome.EXCEEDED:
+        within = record.used is not None and record.used <= 1
+        parts.append(_more_anchors() if within else _more_weight(record, config))
+    if free_share and outcome in (Outcome.EXCEEDED, Outcome.PART_FREE):
+        parts.append("Use --freeze-downstream or --mode hidden+action.")
+    return " ".join(parts) or None
+
+
+def _more_anchors() -> str:
+    """L_ret is fine and L_held is not: the anchors are too few to stand for the old data."""
+    return "Use more anchors: --anchor-samples, or craft cache build --samples."
+
+
+def _more_weight(record: BudgetRecord, config: TrainConfig) -> str:
+    """What kept λ from bringing L_ret down."""
+    if config.merge is not Merge.WEIGHTED:
+        return f"--merge {config.merge} limits the weight of retention: use --merge weighted."
+    if config.lambda_lr == 0:
+        return f"--lambda-lr 0 holds λ at {record.lam:.3g}: leave it out, or raise --lambda-init."
+    if record.at_maximum:
+        return f"λ is at its maximum of {config.lambda_max:g}: raise --lambda-max or lower --lr."
+    fixes = "raise --lambda-lr or --steps" if record.rising else "take more --steps or lower --lr"
+    if config.retention_every > 1:
+        fixes += ", or hold more often with --retention-every 1"
+    still = f"λ is still rising ({record.lam:.3g} of {config.lambda_max:g}): "
+    return f"{still}{fixes}." if record.rising else f"{fixes.capitalize()}."

@@ -1,0 +1,123 @@
+"""Modes hidden, action and token_ce: the student compared with its teacher's answers."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from craftcli.cache.format import (
+    LABELS,
+    OUTPUT_MASK,
+    PREDICTION,
+    TOP_LOGPROBS,
+    TOP_TOKENS,
+    layer_names,
+)
+from craftcli.cache.requests import feature_request
+from craftcli.choices import Kind, LossKind, Mode, Pooling
+from craftcli.engine.method.losses import (
+    RetentionLoss,
+    layer_loss,
+    retention_loss,
+    token_cross_entropy,
+    top_k_divergence,
+)
+from craftcli.engine.retention.anchors import AnchorBatch, NumberedAnchors
+from craftcli.engine.retention.terms import evaluation_mode
+from craftcli.policies.base import Features, Policy, PolicyAdapter, PolicyOutput
+from craftcli.policies.pooling import pool
+
+
+class Imitation:
+    """Compares the student with its teacher; one forward pass serves all of its modes."""
+
+    def __init__(
+        self,
+        modes: Sequence[Mode],
+        anchors: NumberedAnchors,
+        policy: Policy,
+        adapter: PolicyAdapter,
+        *,
+        loss: LossKind,
+        stride: int = 1,
+    ) -> None:
+        self.modes = tuple(modes)
+        self.anchors = anchors
+        self.loss = loss
+        self._policy = policy
+        self._adapter = adapter
+        self._stride = stride
+        self._request = feature_request(anchors.manifest, [Kind(mode) for mode in self.modes])
+
+    def losses(self, number: int, *, loss: LossKind | None = None) -> dict[Mode, RetentionLoss]:
+        """The loss of each mode on the anchor batch with this number, with gradients."""
+        device = next(self._policy.parameters()).device
+        batch = self.anchors.batch(number, device, following=self._stride)
+        return self.compare(self.features(batch), batch, loss or self.loss)
+
+    def held_out_losses(self, number: int) -> dict[Mode, RetentionLoss]:
+        """The loss of each mode on a numbered batch of held-out anchors."""
+        batch = self.anchors.held_out_batch(number, next(self._policy.parameters()).device)
+        return self.compare(self.features(batch), batch, self.loss)
+
+    def compare(
+        self, features: Features, batch: AnchorBatch, kind: LossKind
+    ) -> dict[Mode, RetentionLoss]:
+        """The loss of each mode, from the student's features on a batch."""
+        found = {}
+        if Mode.HIDDEN in self.modes:
+            found[Mode.HIDDEN] = self._hidden(features, batch, kind)
+        if features.output is not None:
+            if Mode.ACTION in self.modes:
+                action = self._action(features.output, batch, kind)
+                found[Mode.ACTION] = RetentionLoss(action, {})
+            if Mode.TOKEN_CE in self.modes:
+                tokens = token_cross_entropy(features.output.values, batch.outputs[LABELS])
+                found[Mode.TOKEN_CE] = RetentionLoss(tokens, {})
+        return found
+
+    def probe(self, mode: Mode) -> Tensor:
+        """A scalar that depends on everything the mode compares: its sum with random weights.
+
+        Its gradient is not 0 at the teacher's weights, where the loss and its gradient are.
+        """
+        features = self.features(self.anchors.batch(0, next(self._policy.parameters()).device))
+        arbitrary = torch.Generator().manual_seed(0)
+        compared = list(self.states(features).values()) if mode is Mode.HIDDEN else []
+        if mode is not Mode.HIDDEN and features.output is not None:
+            compared.append(features.output.values.float())
+        sums = [
+            (values * torch.randn(values.shape, generator=arbitrary).to(values.device)).sum()
+            for values in compared
+        ]
+        return torch.stack(sums).sum()
+
+    def features(self, batch: AnchorBatch) -> Features:
+        """Run the student in the way the teacher was run.
+
+        In evaluation mode, because dropout alone would look like drift, but with gradients.
+        """
+        with evaluation_mode(self._policy):
+            return self._adapter.features(self._policy, dict(batch.inputs), self._request)
+
+    def states(self, features: Features) -> dict[str, Tensor]:
+        """The student's hidden states by layer name, pooled as the teacher's were."""
+        manifest = self.anchors.manifest
+        pooling = Pooling(manifest.pooling)
+        return {
+            name: pool(features.hidden[layer], features.masks, pooling).vectors
+            for name, layer in zip(layer_names(manifest), manifest.layers, strict=True)
+        }
+
+    def _hidden(self, features: Features, batch: AnchorBatch, kind: LossKind) -> RetentionLoss:
+        if batch.mask is None:
+            raise RuntimeError("the anchors were opened without hidden states")
+        variances = {layer: self.anchors.variances[layer] for layer in batch.targets}
+        return retention_loss(self.states(features), batch.targets, batch.mask, kind, variances)
+
+    def _action(self, output: PolicyOutput, batch: AnchorBatch, kind: LossKind) -> Tensor:
+        theirs, mask = batch.outputs, batch.outputs[OUTPUT_MASK]
+        if PREDICTION in theirs:
+            variance = self.anchors.variances[PREDICTION]
+            return layer_loss(output.values, theirs[PREDICTION], mask, kind, variance)
+        return top_k_divergence(output.values, theirs[TOP_TOKENS], theirs[TOP_LOGPROBS], mask)

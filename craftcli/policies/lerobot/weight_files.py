@@ -1,0 +1,89 @@
+"""Checking that a policy computes with the weights of its file, and with all of them."""
+
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from craftcli.errors import CraftError
+from craftcli.policies.base import PolicyAdapter
+
+_log = logging.getLogger(__name__)
+
+
+def check_weights(state: Mapping[str, torch.Tensor], file: Path, adapter: PolicyAdapter) -> None:
+    """Compare every tensor of the policy with the file, because LeRobot may hide a failed load.
+
+    pi0_fast's `from_pretrained` swallows loading errors and returns random weights.
+    """
+    missing, different, loaded_storage = [], [], set()
+    known: set[str] = set()
+    with open_weights(file) as saved:
+        names = set(saved.keys())
+        for name, tensor in state.items():
+            own, other = name.removeprefix("model."), adapter.saved_name(name)
+            spellings = (name, own, other, other.removeprefix("model."))
+            known.update(spellings)
+            key = next((k for k in spellings if k in names), None)
+            if key is None:
+                missing.append(name)
+                continue
+            if not _same(tensor.cpu(), saved.get_tensor(key).to(tensor.dtype)):
+                different.append(name)
+            loaded_storage.add(tensor.untyped_storage().data_ptr())
+    # Tied weights are saved once, under one of their names.
+    missing = [n for n in missing if state[n].untyped_storage().data_ptr() not in loaded_storage]
+    if missing or different:
+        bad = (missing + different)[:3]
+        raise CraftError(
+            f"The weights of {file} did not load completely.",
+            why=f"{len(missing)} tensors are missing and {len(different)} differ, "
+            f"such as {', '.join(bad)}.",
+            fix="use a checkpoint saved by the same LeRobot version and policy type.",
+        )
+    _check_unused(sorted(names - known), known, file)
+
+
+def _check_unused(unused: list[str], known: set[str], file: Path) -> None:
+    """Refuse weights of more layers than the policy has; name other weights that it does not use.
+
+    Published checkpoints hold tensors that their policies do not need, such as copies of tied ones.
+    """
+    kinds = {_kind(name) for name in known}
+    layers = [name for name in unused if _kind(name) in kinds]
+    if layers:
+        raise CraftError(
+            f"The policy is smaller than its weights {file}.",
+            why=f"{len(layers)} tensors belong to layers that config.json does not count, such as "
+            f"{', '.join(layers[:3])}.",
+            fix="put the config.json back that was saved with these weights.",
+        )
+    if unused:
+        named = ", ".join(repr(name[:100]) for name in unused[:3])
+        _log.warning("%d tensors of %s are not used, such as %s.", len(unused), file, named)
+
+
+def _kind(name: str) -> str:
+    """The name of a tensor without the numbers of its layers."""
+    return re.sub(r"\d+", "#", name)
+
+
+def open_weights(file: Path) -> Any:
+    """Open a safetensors file for reading."""
+    try:
+        return safe_open(str(file), framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise CraftError(
+            f"The weights {file} cannot be read.",
+            why=f"{error}.",
+            fix="save or download the checkpoint again.",
+        ) from error
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether all values are equal. NaN equals NaN: weights with NaN were loaded, too."""
+    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)

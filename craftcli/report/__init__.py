@@ -1,1 +1,0 @@
-"""What a run measured, and how it is kept."""
