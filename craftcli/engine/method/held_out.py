@@ -6,7 +6,7 @@ methods do (Cotter et al., Training Well-Generalizing Classifiers for Fairness M
 Data-Dependent Constraints, 2019, arXiv 1807.00028): one dataset for the parameters, another for λ.
 With L_held, the loss on held-out anchors when it was last measured, the violation of a turn is
 
-    e = max(L_ret, L_held) - ε
+    v = max(L_ret, L_held) / ε - 1
 
 The larger one of both, because L_held is measured now and then, and L_ret in every turn.
 """

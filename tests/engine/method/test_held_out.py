@@ -8,7 +8,7 @@ from craftcli.choices import Schedule
 from craftcli.engine.method.budget import Budget
 from craftcli.engine.method.constraint import Constraint
 from craftcli.engine.method.held_out import HeldOut
-from craftcli.engine.method.multiplier import Multiplier
+from craftcli.engine.method.multiplier import SLOWER_FALL, Multiplier
 
 
 def constraint(epsilon: float = 0.02) -> Constraint:
@@ -27,17 +27,17 @@ def test_the_larger_loss_binds() -> None:
 
 
 def test_lambda_rises_by_the_held_out_violation() -> None:
-    """λ ← λ + η (max(L_ret, L_held) - ε), until the next measurement."""
+    """v = max(L_ret, L_held) / ε - 1 moves λ until the next measurement."""
     blind, seeing = constraint(), constraint()
-    seeing.observe_held_out(0.1)
+    seeing.observe_held_out(0.04)
     for step in range(3):
         blind.update(0.0, step)
         seeing.update(0.0, step)
-    assert blind.lam == pytest.approx(1 - 3 * 0.02)
-    assert seeing.lam == pytest.approx(1 + 3 * 0.08)
+    assert blind.lam == pytest.approx(1 / (1 + 3 / SLOWER_FALL))
+    assert seeing.lam == pytest.approx(1 + 3 * 1)
     seeing.observe_held_out(0.0)
     seeing.update(0.0, 3)
-    assert seeing.lam == pytest.approx(1 + 3 * 0.08 - 0.02)
+    assert seeing.lam == pytest.approx(1 / (1 / 4 + 1 / SLOWER_FALL))
 
 
 def warnings(held: HeldOut, trained: float, held_out: float, turns: int) -> list[str]:
