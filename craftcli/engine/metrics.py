@@ -3,13 +3,14 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import IO, Any, Self
 
 from craftcli.engine.checkpoint_manifest import LogDigest, LogMark
 from craftcli.engine.method.constraint import Note
+from craftcli.engine.method.projection import ProjectionReport
 from craftcli.engine.run_folder import METRICS_FILE
 
 
@@ -23,14 +24,8 @@ class RetentionReport:
     """λ that merged the gradients of this step, before any warm-up."""
     epsilon: float
     """Infinite until an automatic ε is found."""
-    dot: float
-    cos: float
-    task_norm: float
-    ret_norm: float
-    conflict: bool
-    """Whether the cosine of the gradients was below the threshold."""
-    conflict_share: float
-    """The share of parameter groups in conflict."""
+    gradients: ProjectionReport | None
+    """The two gradients; None in steps whose one backward pass did not tell them apart."""
     violated: bool
     """Whether a loss was above its ε."""
     losses: Mapping[str, float]
@@ -49,10 +44,21 @@ class RetentionReport:
     """Messages for the user."""
 
     @property
+    def dot(self) -> float | None:
+        """The inner product of the two gradients, if they were told apart."""
+        return self.gradients.dot if self.gradients else None
+
+    @property
+    def cos(self) -> float | None:
+        """The cosine of the two gradients, if they were told apart."""
+        return self.gradients.cos if self.gradients else None
+
+    @property
     def finite(self) -> bool:
-        """Whether the losses and both gradients are finite."""
-        held_out = 0.0 if self.held_out is None else self.held_out
-        values = (self.loss, held_out, self.dot, self.task_norm, self.ret_norm)
+        """Whether the losses and, as far as they are known, both gradients are finite."""
+        values = [self.loss, 0.0 if self.held_out is None else self.held_out]
+        if self.gradients:
+            values += [self.gradients.dot, self.gradients.task_norm, self.gradients.ret_norm]
         return all(map(math.isfinite, values))
 
     def with_notes(self, notes: Iterable[Note]) -> Self:
@@ -79,7 +85,11 @@ class StepReport:
 
 @dataclass(frozen=True, kw_only=True)
 class LogEntry:
-    """The averages of the steps since the last log line; λ and ε are of the last retention turn."""
+    """The averages of the steps since the last log line; λ and ε are of the last retention turn.
+
+    The gradients are told apart in some steps only: their values are averages over those, or of the
+    last one before if there was none since the last line.
+    """
 
     step: int
     steps: int
@@ -97,6 +107,8 @@ class LogEntry:
     epsilon: float | None = None
     dot: float | None = None
     cos: float | None = None
+    gradients_step: int | None = None
+    """The last step in which the gradients were told apart; None if they were in every turn."""
     task_norm: float | None = None
     ret_norm: float | None = None
     conflict_rate: float | None = None
@@ -141,8 +153,7 @@ class LogEntry:
                 *self._modes(),
                 f"λ={self.lam:.3f}",
                 f"ε={'auto' if self.epsilon is None else f'{self.epsilon:.3g}'}",
-                f"dot={self.dot:.2e}",
-                f"cos={self.cos:+.3f}",
+                *self._angle(),
             ]
             if self.conflict_rate:
                 parts.append(f"conflict={self.conflict_rate:.0%}")
@@ -152,6 +163,13 @@ class LogEntry:
             parts.append(f"skipped={self.skipped}")
         parts += self.measured()
         return " | ".join(parts)
+
+    def _angle(self) -> list[str]:
+        """The inner product and the cosine, and when they were measured if not in every turn."""
+        if self.dot is None or self.cos is None:
+            return ["dot=-", "cos=-"]
+        when = f" (step {self.gradients_step})" if self.gradients_step else ""
+        return [f"dot={self.dot:.2e}", f"cos={self.cos:+.3f}{when}"]
 
     def measured(self) -> list[str]:
         """What was measured after the step."""
@@ -177,6 +195,8 @@ class Window:
         self._steps = steps
         self._mode = mode
         self._reports: list[StepReport] = []
+        self._measured: StepReport | None = None
+        """The last step before these in which the gradients were told apart."""
 
     def add(self, report: StepReport) -> None:
         """Add a step."""
@@ -206,15 +226,24 @@ class Window:
             skipped=len(all_reports) - len(reports),
         )
         turns = [report.retention for report in reports if report.retention]
-        return _with_retention(entry, turns) if turns else entry
+        if not turns:
+            return entry
+        measured = [r for r in reports if r.retention and r.retention.gradients]
+        self._measured = measured[-1] if measured else self._measured
+        earlier = [self._measured] if self._measured else []
+        entry = _with_gradients(_with_retention(entry, turns), measured or earlier)
+        return replace(entry, gradients_step=None) if len(measured) == len(turns) else entry
 
-    def state_dict(self) -> list[dict[str, Any]]:
+    def state_dict(self) -> dict[str, Any]:
         """The steps since the last log line, for a resumed run."""
-        return [_to_state(report) for report in self._reports]
+        measured = None if self._measured is None else _to_state(self._measured)
+        return {"reports": [_to_state(report) for report in self._reports], "measured": measured}
 
-    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
-        """Continue from saved steps."""
-        self._reports = [_from_state(entry) for entry in state]
+    def load_state_dict(self, state: dict[str, Any] | list[dict[str, Any]]) -> None:
+        """Continue from saved steps; earlier versions saved the list of them alone."""
+        saved = {"reports": state, "measured": None} if isinstance(state, list) else state
+        self._reports = [_from_state(entry) for entry in saved["reports"]]
+        self._measured = _from_state(saved["measured"]) if saved["measured"] else None
 
 
 def _to_state(report: StepReport) -> dict[str, Any]:
@@ -228,9 +257,17 @@ def _to_state(report: StepReport) -> dict[str, Any]:
 def _from_state(state: dict[str, Any]) -> StepReport:
     if not state["retention"]:
         return StepReport(**state)
-    notes = tuple(Note(text=text) for text in state["retention"]["notes"])
-    retention = RetentionReport(**{**state["retention"], "notes": notes})
-    return StepReport(**{**state, "retention": retention})
+    saved = dict(state["retention"])
+    saved["notes"] = tuple(Note(text=text) for text in saved["notes"])
+    if "gradients" not in saved:
+        # Earlier versions told the gradients apart in every turn, and saved their values beside
+        # the others.
+        saved.pop("conflict")
+        names = [field.name for field in fields(ProjectionReport)]
+        saved["gradients"] = {name: saved.pop(name) for name in names}
+    if saved["gradients"] is not None:
+        saved["gradients"] = ProjectionReport(**saved["gradients"])
+    return StepReport(**{**state, "retention": RetentionReport(**saved)})
 
 
 def _with_retention(entry: LogEntry, turns: list[RetentionReport]) -> LogEntry:
@@ -245,16 +282,31 @@ def _with_retention(entry: LogEntry, turns: list[RetentionReport]) -> LogEntry:
         l_held=fmean(held_out) if held_out else None,
         lam=last.lam,
         epsilon=last.epsilon if math.isfinite(last.epsilon) else None,
-        dot=mean(lambda t: t.dot),
-        cos=mean(lambda t: t.cos),
-        task_norm=mean(lambda t: t.task_norm),
-        ret_norm=mean(lambda t: t.ret_norm),
-        conflict_rate=mean(lambda t: t.conflict),
-        conflict_share=mean(lambda t: t.conflict_share),
         projection_rate=mean(lambda t: t.projected),
         violation_rate=mean(lambda t: t.violated),
         losses={name: fmean(t.losses[name] for t in turns) for name in last.losses},
         lams=last.lams,
+    )
+
+
+def _with_gradients(entry: LogEntry, measured: list[StepReport]) -> LogEntry:
+    """The entry with the averages over these steps, in which the gradients were told apart."""
+    seen = [r.retention.gradients for r in measured if r.retention and r.retention.gradients]
+    if not seen:
+        return entry
+
+    def mean(value: Callable[[ProjectionReport], float]) -> float:
+        return fmean(map(value, seen))
+
+    return replace(
+        entry,
+        dot=mean(lambda g: g.dot),
+        cos=mean(lambda g: g.cos),
+        gradients_step=measured[-1].step,
+        task_norm=mean(lambda g: g.task_norm),
+        ret_norm=mean(lambda g: g.ret_norm),
+        conflict_rate=mean(lambda g: g.conflict),
+        conflict_share=mean(lambda g: g.conflict_share),
     )
 
 

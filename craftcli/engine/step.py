@@ -1,10 +1,11 @@
 """One training step, in the order of the method.
 
 1. L_task and its gradient, over one or several batches.
-2. Retention (`Retention.apply`): L_ret and its gradient, projection, merge (`method/projection.py`)
-   and the step of the multiplier λ (`method/constraint.py`).
+2. Retention (`Retention.merge`): L_ret and its gradient, projection, merge
+   (`method/projection.py`). In steps that project nothing, one backward pass computes the merged
+   gradient (`Retention.join`).
 3. Clip the merged gradient once, then the optimizer step and the learning-rate schedule.
-4. The report.
+4. The step of the multiplier λ (`method/constraint.py`), and the report.
 """
 
 import functools
@@ -16,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from craftcli.engine.execution import Execution
-from craftcli.engine.metrics import StepReport
+from craftcli.engine.metrics import RetentionReport, StepReport
 from craftcli.engine.retention.retention import Retention
 from craftcli.policies.base import Batch, Policy
 
@@ -40,8 +41,13 @@ def train_step(
     started = time.perf_counter()
     policy.train()
     losses = [functools.partial(_task_loss, policy, batch) for batch in batches]
-    loss = execution.accumulate(losses).item()
-    retained = retention.apply(step) if retention else None
+    retained: RetentionReport | None = None
+    if retention and retention.joins(step):
+        mean, retained = retention.join(step, losses)
+    else:
+        mean = execution.accumulate(losses)
+        retained = retention.merge(step) if retention else None
+    loss = mean.item()
     # A limit of 0 means no clipping in LeRobot.
     norm = execution.clip(optimizer, clip_norm if clip_norm > 0 else math.inf)
     skipped = not (math.isfinite(loss) and math.isfinite(norm)) or (
@@ -52,6 +58,8 @@ def train_step(
     lr = optimizer.param_groups[0]["lr"]
     if not skipped:
         _after_update(policy, scheduler)
+        if retention and retained:
+            retained = retention.update(step, retained)
     return StepReport(
         step=step + 1,
         loss=loss,

@@ -23,8 +23,7 @@ def step(number: int, used: float | None, *, skipped: bool = False, **changed: A
         "violated": used is None or used > 1,
         "budget_used": used,
     }
-    values |= dict.fromkeys(("dot", "cos", "task_norm", "ret_norm", "conflict_share"), 0.0)
-    turn = RetentionReport(**{**values, "conflict": False, "losses": {}, "lams": {}, **changed})
+    turn = RetentionReport(**{**values, "gradients": None, "losses": {}, "lams": {}, **changed})
     return StepReport(
         step=number,
         loss=1.0,

@@ -9,20 +9,19 @@ from pathlib import Path
 import pytest
 
 from craftcli.engine.method.constraint import Note
+from craftcli.engine.method.projection import ProjectionReport
 from craftcli.engine.metrics import MetricsFile, RetentionReport, StepReport, Window
 
 
-def turn(step: int, *, conflict: bool = False) -> RetentionReport:
+def turn(step: int, *, conflict: bool = False, measured: bool = True) -> RetentionReport:
+    gradients = ProjectionReport(
+        dot=-1.0, cos=-0.5, task_norm=3.0, ret_norm=1.0, conflict_share=float(conflict)
+    )
     return RetentionReport(
         loss=0.01 * step,
         lam=1.0 + step,
         epsilon=0.02,
-        dot=-1.0,
-        cos=-0.5,
-        task_norm=3.0,
-        ret_norm=1.0,
-        conflict=conflict,
-        conflict_share=float(conflict),
+        gradients=gradients if measured else None,
         violated=step > 2,
         losses={"hidden": 0.01 * step, "hidden.vlm.2": 0.02 * step},
         lams={"joint": 1.0 + step},
@@ -130,7 +129,35 @@ def test_a_window_resumes_through_json_and_keeps_notes_as_texts() -> None:
     noted = turn(2).with_notes([Note(text="λ is stuck", is_warning=True)])
     first, resumed = window_of(report(1), report(2, noted)), window_of()
     state = json.loads(json.dumps(first.state_dict()))
-    assert state[1]["retention"]["notes"] == ["λ is stuck"]
+    assert state["reports"][1]["retention"]["notes"] == ["λ is stuck"]
     resumed.load_state_dict(state)
     assert resumed.state_dict() == first.state_dict()
     assert resumed.flush() == first.flush()
+
+
+def test_steps_with_one_pass_carry_the_last_angle_and_its_step() -> None:
+    window = window_of(report(9, turn(9, measured=False)), report(10, turn(10, conflict=True)))
+    first = window.flush()
+    assert (first.gradients_step, first.conflict_rate) == (10, 1.0)
+    assert "| dot=-1.00e+00 | cos=-0.500 (step 10) | conflict=100%" in first.line()
+    window.add(report(11, turn(11, measured=False)))
+    resumed = window_of()
+    resumed.load_state_dict(json.loads(json.dumps(window.state_dict())))
+    for each in (window, resumed):
+        later = each.flush()
+        assert (later.step, later.gradients_step, later.cos) == (11, 10, -0.5)
+
+
+def test_no_angle_is_shown_before_it_was_measured() -> None:
+    entry = window_of(report(1, turn(1, measured=False))).flush()
+    assert (entry.dot, entry.cos) == (None, None)
+    assert "| dot=- | cos=-" in entry.line()
+
+
+def test_a_window_of_an_earlier_version_is_read() -> None:
+    (saved,) = window_of(report(1, turn(1, conflict=True))).state_dict()["reports"]
+    gradients = saved["retention"].pop("gradients")
+    saved["retention"] |= {**gradients, "conflict": True}
+    resumed = window_of()
+    resumed.load_state_dict([saved])
+    assert resumed.flush() == window_of(report(1, turn(1, conflict=True))).flush()

@@ -68,6 +68,8 @@ def outcome(run: Path) -> tuple[dict[str, Any], list[Any], Any]:
     "changed",
     [
         {"mode": "hidden", "epsilon_start": 0.001},
+        # Steps of one backward pass and of two, before and after the checkpoint.
+        {"mode": "hidden", "epsilon_start": 0.05, "lr": 3e-4},
         {"mode": "token_ce", "grad_accum": 2},
         {"mode": "hidden+action", "constraints": "each", "controller": "nupi", "seed": 2},
         {"mode": "action", "retention_every": 3},

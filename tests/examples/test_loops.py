@@ -66,7 +66,7 @@ def test_own_loop_is_held(
     assert first < 1e-6
     assert len(later) == 2
     assert later[-1] > 0
-    assert names["report"].ret_norm > 0
+    assert names["report"].gradients.ret_norm > 0
 
 
 def test_accelerate_loop_is_held(
@@ -82,7 +82,7 @@ def test_accelerate_loop_is_held(
     first, *later = drifts(capsys.readouterr().out)
     assert first < 1e-6
     assert later[-1] > 0
-    assert names["report"].ret_norm > 0
+    assert names["report"].gradients.ret_norm > 0
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ class Constraint:
         self._warmup_turns = warmup_turns
         self._watch = LambdaWatch()
         self._held_out = HeldOut()
+        self._violated = True
 
     def __repr__(self) -> str:
         return f"Constraint({self._multiplier!r}, {self._budget!r})"
@@ -46,6 +47,11 @@ class Constraint:
     def at_maximum(self) -> bool:
         """Whether λ is at its maximum."""
         return self._multiplier.at_maximum
+
+    @property
+    def violated(self) -> bool:
+        """Whether the loss of the last turn was above ε; before the first turn, too."""
+        return self._violated
 
     @property
     def follows_earlier_rule(self) -> bool:
@@ -77,13 +83,14 @@ class Constraint:
         if gap:
             notes.append(Note(text=gap, is_warning=True))
         loss = self.binding(loss)
+        self._violated = loss > epsilon
         if math.isfinite(epsilon):
             self._multiplier.step(loss, epsilon)
             warning = self._watch.observe(
                 self.lam,
                 at_maximum=self._multiplier.at_maximum,
                 at_zero=self._multiplier.at_zero,
-                violated=loss > epsilon,
+                violated=self._violated,
             )
             if warning:
                 notes.append(Note(text=warning, is_warning=True))
@@ -95,6 +102,7 @@ class Constraint:
             "multiplier": self._multiplier.state_dict(),
             "auto": self._budget.state_dict(),
             "watch": self._watch.state_dict(),
+            "violated": self._violated,
         }
         if self._held_out.last is not None:
             state["held_out"] = self._held_out.state_dict()
@@ -105,6 +113,8 @@ class Constraint:
         self._multiplier.load_state_dict(state["multiplier"])
         self._budget.load_state_dict(state["auto"])
         self._watch.load_state_dict(state["watch"])
+        # Missing in runs of earlier versions.
+        self._violated = state.get("violated", True)
         # Missing without held-out anchors, and in runs of earlier versions.
         if "held_out" in state:
             self._held_out.load_state_dict(state["held_out"])

@@ -20,6 +20,8 @@ Learning, 2020, arXiv 2001.06782), for the task gradient only, and that of A-GEM
 Efficient Lifelong Learning with A-GEM, 2019, arXiv 1812.00420), with g_ret as its reference.
 
 Both steps are one sum, g = a g_task + (b - a c) g_ret, so no third copy of the gradients is made.
+Where nothing is projected, g is the gradient of a L_task + b L_ret, and one backward pass computes
+it (`Retention.join`).
 """
 
 import math
@@ -79,17 +81,25 @@ def merge_weights(
     TorchJD's merges resolve the conflict themselves, so nothing is projected for them. They see the
     retention gradient multiplied by λ, so that the budget still acts on them.
     """
+    if merge.replaces_projection:
+        task, ret = torchjd_weights(merge, products.scale_retention(lam))
+        return Weights(task, ret * lam)
     c = projection_coefficient(products, threshold) if project else 0.0
+    plain = plain_weights(merge, lam)
+    return Weights(plain.task, plain.ret - plain.task * c)
+
+
+def plain_weights(merge: Merge, lam: float) -> Weights:
+    """The weights a and b of the rule, where nothing is projected."""
     match merge:
         case Merge.WEIGHTED:
-            return Weights(1.0, lam - c)
+            return Weights(1.0, lam)
         case Merge.TASK_PRIORITY:
-            return Weights(1.0, min(lam, 1.0) - c)
+            return Weights(1.0, min(lam, 1.0))
         case Merge.EQUAL:
-            return Weights(0.5, 0.5 - 0.5 * c)
+            return Weights(0.5, 0.5)
         case _:
-            task, ret = torchjd_weights(merge, products.scale_retention(lam))
-            return Weights(task, ret * lam)
+            raise ValueError(f"the weights of {merge} depend on the gradients")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Self
 
@@ -20,14 +20,18 @@ from torch.amp.grad_scaler import GradScaler
 from craftcli.choices import Amp, Constraints, Controller, Mode, ProjectWhen, SurgeryScope
 from craftcli.config.retention import RetentionConfig
 from craftcli.config.train import TrainConfig
-from craftcli.engine.execution import Execution
+from craftcli.engine.execution import Execution, Work
 from craftcli.engine.method.budget import Budget
 from craftcli.engine.method.constraint import Constraint
 from craftcli.engine.method.held_out import EVERY
 from craftcli.engine.method.losses import RetentionLoss
 from craftcli.engine.method.multiplier import Multiplier
 from craftcli.engine.method.parameter_groups import layer_groups, optimizer_groups
-from craftcli.engine.method.projection import ProjectionReport, project_and_merge_
+from craftcli.engine.method.projection import (
+    ProjectionReport,
+    plain_weights,
+    project_and_merge_,
+)
 from craftcli.engine.metrics import RetentionReport
 from craftcli.engine.retention.anchors import NumberedAnchors
 from craftcli.engine.retention.opening import open_terms
@@ -41,6 +45,8 @@ from craftcli.policies.lerobot.checkpoint import Checkpoint
 
 _JOINT = "joint"
 """The name of the one constraint that all modes share."""
+MEASURE_EVERY = 10
+"""Steps between two measurements of the angle between the gradients while L_ret keeps to ε."""
 
 
 class Retention:
@@ -158,9 +164,15 @@ class Retention:
         and the optimizer. It also takes the multiplier's step, which depends on L_ret
         and, with held-out anchors, L_held (`method/held_out.py`).
         """
+        report = self.merge(step)
+        # The caller skips a step that is not finite, and λ must not learn from it.
+        return self.update(step, report) if report and report.finite else report
+
+    def merge(self, step: int) -> RetentionReport | None:
+        """`apply` without the multiplier's step, which `update` takes."""
         if step % self.config.retention_every:
             return None
-        turn = step // self.config.retention_every
+        turn = self._turn(step)
         parameters = self._trainable()
         task = _take_gradients(parameters)
         # Before the backward pass: FSDP2 keeps the whole weights from a forward pass until then.
@@ -175,16 +187,64 @@ class Retention:
             threshold=self.config.conflict_threshold,
             project=projects,
             merge=self.config.merge,
-            lam=sum(constraint.weight(turn) for constraint in self._constraints.values()),
+            lam=self._weight(turn),
             groups=self._projection_groups(),
             reduce=self.execution.total if self.execution.sharded else None,
             scale=self.execution.scale,
         )
         for parameter, gradient in zip(parameters, merged, strict=True):
             parameter.grad = gradient
-        report = self._report(step, losses, held_out, seen, projected=projects and seen.conflict)
-        # The caller skips a step that is not finite, and λ must not learn from it.
-        return self._update_multipliers(step, report) if report.finite else report
+        return self._report(step, losses, held_out, seen, projected=projects and seen.conflict)
+
+    def joins(self, step: int) -> bool:
+        """Whether one backward pass of a L_task + b L_ret does what `merge` does in this step.
+
+        It does if nothing is projected: while L_ret keeps to ε, as far as the last turn tells. Then
+        the gradients need not be told apart. Some steps take two passes all the same, to measure
+        their angle: the first ones, and one in ten.
+        """
+        config = self.config
+        if config.retention_every > 1 or config.merge.replaces_projection:
+            return False
+        if step < MEASURE_EVERY or step % MEASURE_EVERY == MEASURE_EVERY - 1:
+            return False
+        if config.surgery is SurgeryScope.NONE:
+            return True
+        always = config.project_when is ProjectWhen.CONFLICT
+        return not always and not any(c.violated for c in self._constraints.values())
+
+    def join(self, step: int, tasks: Sequence[Work]) -> tuple[Tensor, RetentionReport]:
+        """Compute the gradient of a L_task + b L_ret in one backward pass; for steps that `joins`.
+
+        `tasks` compute the losses of the task's batches. Returns their mean, and the report; the
+        multiplier's step is left to `update`. Between processes there is one reduction.
+        """
+        turn = self._turn(step)
+        held_out = self._measure_held_out(turn)
+        weights = plain_weights(self.config.merge, self._weight(turn))
+        seen: list[dict[str, Tensor]] = []
+        task_losses: list[Tensor] = []
+
+        def both(task: Work, anchors: Work) -> Tensor:
+            loss = task()
+            task_losses.append(loss.detach().float())
+            return weights.task * loss + weights.ret * anchors()
+
+        pairs = zip(tasks, self._works(turn, seen), strict=True)
+        self.execution.accumulate([functools.partial(both, *pair) for pair in pairs])
+        losses = self._means(seen)
+        self._observe_held_out(losses, held_out)
+        loss = self.execution.mean(torch.stack(task_losses).mean())
+        return loss, self._report(step, losses, held_out, None, projected=False)
+
+    def update(self, step: int, report: RetentionReport) -> RetentionReport:
+        """Take the multiplier's step after a turn; returns its report with notes for the user."""
+        by_constraint = self._by_constraint(report.losses)
+        return report.with_notes(
+            note
+            for name, constraint in self._constraints.items()
+            for note in constraint.update(by_constraint[name], step)
+        )
 
     def losses(self, number: int) -> dict[Mode, RetentionLoss]:
         """The loss of every mode on the anchor batch with this number, with gradients."""
@@ -209,18 +269,30 @@ class Retention:
             self._groups = layer_groups([name for name, p in named if p.requires_grad])
         return self._groups
 
+    def _turn(self, step: int) -> int:
+        return step // self.config.retention_every
+
+    def _weight(self, turn: int) -> float:
+        return sum(constraint.weight(turn) for constraint in self._constraints.values())
+
     def _backward(self, turn: int) -> dict[str, float]:
         """Compute the gradient of L_ret; returns the mean losses of modes and layers by name."""
+        seen: list[dict[str, Tensor]] = []
+        self.execution.accumulate(self._works(turn, seen))
+        return self._means(seen)
+
+    def _works(self, turn: int, seen: list[dict[str, Tensor]]) -> list[Work]:
+        """What computes L_ret on each of this process's anchor batches, and adds to `seen`."""
         processes, count = self.execution.processes, self.config.grad_accum
         shares = self._shares(turn)
-        seen: list[dict[str, Tensor]] = []
-        works = [
+        return [
             functools.partial(
                 self._weighted_loss, number * processes.world + processes.rank, shares, seen
             )
             for number in range(turn * count, (turn + 1) * count)
         ]
-        self.execution.accumulate(works)
+
+    def _means(self, seen: list[dict[str, Tensor]]) -> dict[str, float]:
         table = torch.stack([torch.stack([s.float() for s in one.values()]) for one in seen])
         means: list[float] = self.execution.mean(table.mean(0)).tolist()
         return dict(zip(seen[0], means, strict=True))
@@ -296,35 +368,23 @@ class Retention:
         step: int,
         losses: Mapping[str, float],
         held_out: Mapping[str, float],
-        seen: ProjectionReport,
+        seen: ProjectionReport | None,
         *,
         projected: bool,
     ) -> RetentionReport:
+        """The report of a turn; `seen` is None if the gradients were not told apart."""
         return RetentionReport(
             loss=self._mean(losses),
             held_out=self._mean({**losses, **held_out}) if held_out else None,
             lam=self.lam,
             epsilon=self.epsilon(step),
-            dot=seen.dot,
-            cos=seen.cos,
-            task_norm=seen.task_norm,
-            ret_norm=seen.ret_norm,
-            conflict=seen.conflict,
+            gradients=seen,
             projected=projected,
-            conflict_share=seen.conflict_share,
             violated=self._violated(step, losses),
             budget_used=self._budget_used(step, losses),
             at_maximum=any(c.at_maximum for c in self._constraints.values()),
             losses=losses,
             lams={name: c.lam for name, c in self._constraints.items()},
-        )
-
-    def _update_multipliers(self, step: int, report: RetentionReport) -> RetentionReport:
-        by_constraint = self._by_constraint(report.losses)
-        return report.with_notes(
-            note
-            for name, constraint in self._constraints.items()
-            for note in constraint.update(by_constraint[name], step)
         )
 
 

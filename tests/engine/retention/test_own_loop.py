@@ -100,8 +100,10 @@ def test_a_scaled_loop_gets_scaled_gradients(student: Any, new_data: Any, cache:
     report = scaled.apply(0)
     assert report is not None
     assert expected is not None
+    assert report.gradients is not None
+    assert expected.gradients is not None
     assert report.dot == pytest.approx(expected.dot, rel=1e-3, abs=1e-9)
-    assert report.task_norm == pytest.approx(expected.task_norm, rel=1e-5)
+    assert report.gradients.task_norm == pytest.approx(expected.gradients.task_norm, rel=1e-5)
     for parameter, gradient in zip(student.policy.parameters(), merged, strict=True):
         if gradient is not None:
             torch.testing.assert_close(parameter.grad / 64, gradient)

@@ -99,7 +99,8 @@ def test_merged_gradient_never_opposes_retention_after_projection(
     task_backward(student, new_data, [0, 50, 100])
     report = retention.apply(0)
     assert report is not None
-    assert report.conflict
+    assert report.gradients is not None
+    assert report.gradients.conflict
     merged = flat_gradient(student.policy)
     assert report.dot == pytest.approx(float(task @ ret), rel=1e-3)
     assert report.cos == pytest.approx(float(task @ ret / task.norm() / ret.norm()), rel=1e-3)
