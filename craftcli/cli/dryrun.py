@@ -19,7 +19,7 @@ from craftcli.cli.train import (
     MAIN_OPTIONS,
     note_demo,
     open_training_evaluator,
-    resolved_budget,
+    resolved_retention,
 )
 from craftcli.config.settings import Source
 from craftcli.config.train import TrainConfig
@@ -65,8 +65,8 @@ def dryrun(source: Source[TrainConfig], output: Output) -> None:
     """Check, step and measure in a temporary folder."""
     note_demo(source.settings.is_demo, output)
     output.say("1. ✓ Configuration is valid")
-    budget = resolved_budget(source.settings)
-    show_settings("", source.settings, source.origin, output, resolved=budget)
+    resolved = resolved_retention(source.settings)
+    show_settings("", source.settings, source.origin, output, resolved=resolved)
     settings = {
         name: {"value": value, "source": source.origin[name]}
         for name, value in source.settings.to_json().items()

@@ -115,13 +115,14 @@ def note_demo(is_demo: bool, output: Output) -> None:
         output.note("Using the built-in demo: its policy and the data of its new task.")
 
 
-def resolved_budget(config: TrainConfig) -> dict[str, Any]:
-    """The budget that follows from the settings, by setting; empty if nothing is retained."""
+def resolved_retention(config: TrainConfig) -> dict[str, Any]:
+    """The budget and the number of anchors that follow from the settings, by setting."""
     if not config.retains:
         return {}
+    anchors = {"anchor_batch_size": config.anchors_a_step} if config.uses_anchors else {}
     if config.schedule is Schedule.AUTO:
-        return {"epsilon_schedule": config.schedule}
-    return {"epsilon_start": config.budget[0]}
+        return {**anchors, "epsilon_schedule": config.schedule}
+    return {**anchors, "epsilon_start": config.budget[0]}
 
 
 def _run(opened: "OpenedRun", source: Source[TrainConfig], output: Output) -> "RunResult":
@@ -208,7 +209,7 @@ def _announce(opened: "OpenedRun", source: Source[TrainConfig], output: Output) 
     origin = dict.fromkeys(source.origin, "run") if opened.resumed else dict(source.origin)
     if opened.own_anchors:
         origin["cache"] = "made"
-    resolved = {"output": opened.output, "lr": f"{opened.peak_lr:g}", **resolved_budget(config)}
+    resolved = {"output": opened.output, "lr": f"{opened.peak_lr:g}", **resolved_retention(config)}
     show_settings("Configuration", config, origin, output, resolved=resolved)
     output.say(f"Retention mode: {config.mode}")
     if len(config.datasets) > 1:

@@ -19,6 +19,11 @@ from craftcli.config.settings import Settings, setting
 DEFAULT_EPSILON = 0.02
 """Two hundredths of the teacher's variance may drift. This kept the behaviour in the demo."""
 
+ANCHOR_SHARE = 8
+"""Samples of the task for each anchor. examples/metaworld_forgetting measures other shares."""
+FEWEST_ANCHORS = 2
+"""With a single anchor a step, old and new success fall."""
+
 PANEL = "Retention"
 _GRADIENTS = "Gradients"
 _BUDGET = "Budget and multiplier"
@@ -40,9 +45,9 @@ class RetentionConfig(Settings):
         "Distance to the teacher. nmse is the share of the teacher's variance that drifted.",
         panel=PANEL,
     )
-    anchor_batch_size: int = setting(
-        16,
-        "Anchors per retention step and process. Lower it when memory or time is short.",
+    anchor_batch_size: int | None = setting(
+        None,
+        "Anchors per retention step and process. Default: an eighth of --batch-size, at least 2.",
         low=1,
         panel=PANEL,
     )
@@ -170,6 +175,12 @@ class RetentionConfig(Settings):
         if self.schedule is Schedule.EXPONENTIAL and 0 in self.budget:
             found.append("an exponential schedule needs --epsilon-start and --epsilon-end above 0")
         return found
+
+    def anchors_beside(self, batch_size: int) -> int:
+        """Anchors per retention step, beside so many samples of the task."""
+        if self.anchor_batch_size is not None:
+            return self.anchor_batch_size
+        return max(FEWEST_ANCHORS, batch_size // ANCHOR_SHARE)
 
     @property
     def modes(self) -> tuple[Mode, ...]:

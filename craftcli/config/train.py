@@ -1,8 +1,8 @@
 """Settings of `craft train` and `craft dryrun`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import override
+from typing import Self, override
 
 from craftcli.choices import Amp, Anchors, LrSchedule, Mode, Parallel, Teacher, Tracker
 from craftcli.config.dataset_list import NamedDataset, list_problems, parse_datasets
@@ -243,6 +243,15 @@ class TrainConfig(RetentionConfig, PolicyAndData):
         panel=_MEASURING,
         effect=Effect.COMPUTING,
     )
+
+    @property
+    def anchors_a_step(self) -> int:
+        """Anchors per retention step and process."""
+        return self.anchors_beside(self.batch_size)
+
+    def with_anchors_settled(self) -> Self:
+        """These settings with the number of anchors per step, which a run records."""
+        return replace(self, anchor_batch_size=self.anchors_a_step)
 
     @property
     def lora_spec(self) -> LoraSpec | None:

@@ -34,6 +34,10 @@ from craftcli.locations import Location
 from craftcli.policies.lerobot.several_datasets import parts_of
 
 
+_TRIAL_ROWS = 32
+"""Anchors that are made to try: enough for the variance that losses are divided by."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Check:
     """The result of one check."""
@@ -186,7 +190,7 @@ class DryRun:
     def _make_few_anchors(self) -> tuple[Location, str]:
         """A temporary cache of a few of the anchors that the run would make."""
         plan = plan_own_anchors(self.run)
-        trial = plan.trial(2 * self.config.anchor_batch_size)
+        trial = plan.trial(max(_TRIAL_ROWS, 2 * self.config.anchors_a_step))
         self.anchors = {
             "source": plan.source,
             "about": plan.about,

@@ -197,7 +197,7 @@ def start_run(
         old_instructions(config)
     if resumed is None:
         output, notes = _new_output(config, processes)
-        config = record_paths(config, output)
+        config = record_paths(config.with_anchors_settled(), output)
     else:
         output = resumed.run
     with released_if_empty(output):

@@ -127,7 +127,7 @@ def open_live_anchors(
         plan_for(teacher.checkpoint),
         teacher,
         kinds=[Kind(mode) for mode in _IMITATED if mode in config.modes],
-        batch_size=config.anchor_batch_size,
+        batch_size=config.anchors_a_step,
         seed=config.seed,
         known=LiveRecord.read(resumed) if resumed else None,
     )
@@ -159,7 +159,7 @@ def open_terms(
             CacheReader.open(cache),
             student,
             kinds=[Kind(mode) for mode in imitated],
-            batch_size=config.anchor_batch_size,
+            batch_size=config.anchors_a_step,
             seed=config.seed,
             anchor_root=config.anchor_root,
             labels=bool(labelled),

@@ -45,6 +45,8 @@ from craftcli.policies.lerobot.checkpoint import Checkpoint
 
 _JOINT = "joint"
 """The name of the one constraint that all modes share."""
+_LOOP_BATCH = 32
+"""What a training loop of the user's own is taken to have, whose batch size is unknown."""
 MEASURE_EVERY = 10
 """Steps between two measurements of the angle between the gradients while L_ret keeps to ε."""
 
@@ -92,7 +94,8 @@ class Retention:
             cache: The folder or URL that `craft cache build` wrote.
             policy: The result of `load_checkpoint`, or a LeRobot policy together with its
                 `preprocess`, not wrapped by anything. Its parameters are those that are trained.
-            config: How to retain; the defaults are those of `craft train`.
+            config: How to retain; the defaults are those of `craft train`. Set its
+                `anchor_batch_size` to about an eighth of your batch; by default it is 4.
             total_steps: The length of ε's schedule.
             preprocess: The preprocessor of a bare policy.
             accelerator: The loop's `Accelerator`, if it has one; it decides the precision.
@@ -114,8 +117,9 @@ class Retention:
                 exit_code=EXIT_USAGE,
             )
         student = loop_student(policy, preprocess)
+        given = {field.name: getattr(config, field.name) for field in fields(config)}
         settings = TrainConfig(
-            **{field.name: getattr(config, field.name) for field in fields(config)},
+            **{**given, "anchor_batch_size": config.anchors_beside(_LOOP_BATCH)},
             steps=total_steps,
             seed=seed,
             anchor_root=anchor_root,
