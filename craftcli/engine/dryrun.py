@@ -33,7 +33,6 @@ from craftcli.errors import CraftError
 from craftcli.locations import Location
 from craftcli.policies.lerobot.several_datasets import parts_of
 
-
 _TRIAL_ROWS = 32
 """Anchors that are made to try: enough for the variance that losses are divided by."""
 
