@@ -1,7 +1,9 @@
 """The table of settings that a command prints before it starts."""
 
 import dataclasses
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from craftcli.cli.output import Output
@@ -29,7 +31,7 @@ def show_settings(
     """
     resolved = resolved or {}
     values = {**resolved, **settings.to_json(), **resolved}
-    values = {n: ", ".join(v) if isinstance(v, list) else v for n, v in values.items()}
+    values = {n: _shown(value) for n, value in values.items()}
     defaults = {field.name: field.default for field in dataclasses.fields(settings)}
     rows: dict[str, str] = {}
     for name, value in values.items():
@@ -43,3 +45,11 @@ def show_settings(
     if len(rows) < len(values):
         left = len(values) - len(rows)
         output.say(f" {left} more settings at their defaults; --verbose shows all")
+
+
+def _shown(value: Any) -> Any:
+    """A value as the table has it: paths below the working directory without that directory."""
+    if isinstance(value, list):
+        return ", ".join(str(_shown(entry)) for entry in value)
+    here = f"{Path.cwd()}{os.sep}"
+    return value.removeprefix(here) if isinstance(value, str) else value

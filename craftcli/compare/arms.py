@@ -61,12 +61,19 @@ def _distinguishing(record: RunRecord) -> dict[str, Any]:
     """The settings, and facts about the anchors, that tell arms apart."""
     settings = {n: v for n, v in record.settings.items() if n not in _SAME_ARM}
     # The same policy and data may lie in other folders; the key below has their digests.
-    settings |= {n: Path(settings[n]).name for n in PATHS if settings.get(n)}
+    settings |= {n: _file_name(settings[n]) for n in PATHS if settings.get(n)}
     if record.summary and record.summary.anchor_targets:
         settings["anchors"] = record.summary.anchors
         targets = record.summary.anchor_targets
         settings |= {f"cache {name}": value for name, value in targets.items()}
     return settings
+
+
+def _file_name(value: str | list[str]) -> str | list[str]:
+    """The last part of a path, or of each path of a list."""
+    if isinstance(value, list):
+        return [Path(entry).name for entry in value]
+    return Path(value).name
 
 
 def _labels(firsts: Sequence[RunRecord]) -> list[str]:

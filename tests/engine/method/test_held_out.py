@@ -97,7 +97,7 @@ def test_a_state_without_it_is_that_of_earlier_versions() -> None:
     plain = constraint()
     plain.update(0.1, 0)
     state = plain.state_dict()
-    assert state.keys() == {"multiplier", "auto", "watch"}
+    assert state.keys() == {"multiplier", "auto", "watch", "violated"}
     resumed = constraint()
     resumed.load_state_dict(state)
     assert resumed.binding(0.3) == 0.3

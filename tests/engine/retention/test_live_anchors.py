@@ -263,8 +263,10 @@ def test_a_run_is_not_resumed_with_another_teacher(states: Path, new: Path, tmp_
         open_run(TrainConfig(resume=tmp_path / "run"), {}, Processes())
     assert "put back the policy" in error.value.fix
     (tmp_path / "run" / LIVE_FILE).write_text("{")
-    with pytest.raises(CraftError, match="its live teacher is unknown"):
+    with pytest.raises(CraftError, match=r"live_teacher\.json has changed"):
         open_run(TrainConfig(resume=tmp_path / "run"), {}, Processes())
+    with pytest.raises(CraftError, match="its live teacher is unknown"):
+        open_run(TrainConfig(resume=tmp_path / "run", accept_changes=True), {}, Processes())
 
 
 def test_two_processes_draw_different_anchors_and_move_together(
