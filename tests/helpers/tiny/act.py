@@ -14,7 +14,9 @@ from tiny.world import CAMERAS, input_features, output_features, save
 CHUNK = 4
 
 
-def policy(*, cameras: int, px: int = 64, chunk: int = CHUNK, **settings: Any) -> ACTPolicy:
+def policy(
+    *, cameras: int, px: int = 64, chunk: int = CHUNK, width: int = 32, **settings: Any
+) -> ACTPolicy:
     torch.manual_seed(0)
     return ACTPolicy(
         ACTConfig(
@@ -25,9 +27,9 @@ def policy(*, cameras: int, px: int = 64, chunk: int = CHUNK, **settings: Any) -
             pretrained_backbone_weights=None,
             chunk_size=chunk,
             n_action_steps=chunk,
-            dim_model=32,
+            dim_model=width,
             n_heads=4,
-            dim_feedforward=64,
+            dim_feedforward=2 * width,
             n_encoder_layers=2,
             n_decoder_layers=2,
             n_vae_encoder_layers=1,

@@ -60,25 +60,25 @@ def policy(vlm: Path, *, cameras: int = 2, px: int = 32, **settings: Any) -> Smo
     )
 
 
-def write_vlm(folder: Path) -> Path:
+def write_vlm(folder: Path, *, width: int = 32) -> Path:
     """What smolvla takes of a SmolVLM on disk: its sizes and its processor."""
     tokenizer = text_tokenizer(**MARKERS)
     text = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
+        hidden_size=width,
+        intermediate_size=width * 3 // 2,
         num_hidden_layers=5,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=8,
+        head_dim=width // 4,
         max_position_embeddings=256,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
     vision = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
+        "hidden_size": width,
+        "intermediate_size": width * 3 // 2,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "image_size": 64,
