@@ -111,7 +111,7 @@ class RetentionConfig(Settings):
     )
     lambda_init: float = setting(1.0, "First value of λ.", low=0, panel=_BUDGET)
     lambda_lr: float = setting(
-        0.1,
+        0.02,
         "Step size of λ, per violation in units of ε. Raise it when L_ret stays above ε for long.",
         low=0,
         panel=_BUDGET,

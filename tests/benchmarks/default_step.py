@@ -231,7 +231,8 @@ def main() -> None:
         print(json.dumps([asdict(cost) for cost in found], indent=1))
         return
     print(
-        f"{date.today()}, {os.cpu_count()} cores {machine()}, load {os.getloadavg()[0]:.1f}, 1 thread"
+        f"{date.today()}, {os.cpu_count()} cores {machine()}, 1 thread, "
+        f"load {os.getloadavg()[0]:.1f}"
     )
     print(
         "| policy | parameters | batch | variant | anchors | wall clock | processor time | range |"

@@ -21,7 +21,6 @@ CONTROLLERS: dict[str, dict[str, Any]] = {
     "nupi": {"kp": 5.0},
     "nupi, averaged": {"kp": 5.0, "nu": 0.9},
 }
-# The relative rule comes down to the optimum slowly, and so ends a little above it.
 RULES = {Rule.RELATIVE: 1e-3, Rule.ABSOLUTE: 1e-9}
 every_rule = pytest.mark.parametrize(("rule", "near"), list(RULES.items()), ids=list(RULES))
 every_controller = pytest.mark.parametrize(
@@ -148,10 +147,11 @@ def follow(
 def test_the_budget_is_reached_in_tens_of_steps_whatever_its_size(
     best_lam: float, scale: float
 ) -> None:
-    """With a step of lr · (L_ret - ε), ε = 0.02 and λ* = 5, L_ret is 1.3 x ε after 1500 steps."""
+    """With a step of 0.1 · (L_ret - ε), ε = 0.02 and λ* = 5, L_ret is 1.3 x ε after 1500 steps."""
     line = follow(best_lam, scale=scale)
     assert max(line.used) > 1.2
-    assert max(line.used[120:]) < 1.05
+    assert max(line.used[150:]) < 1.6
+    assert max(line.used[300:]) < 1.2
     assert line.lam[-1] == pytest.approx(best_lam, rel=0.1)
 
 
@@ -159,24 +159,24 @@ def test_with_few_retention_steps_the_budget_is_reached_as_soon() -> None:
     held = follow(1.0, every=5).used
     assert max(held) > 2
     # Between two retention steps L_ret rises again.
-    assert min(held[80:100]) < 1
+    assert min(held[150:200]) < 1
 
 
 def test_λ_comes_down_again_once_the_budget_is_kept() -> None:
     """The task pulls hard at first and then less, as when it has been learned."""
     multiplier = Multiplier()
-    for _ in range(40):
+    for _ in range(60):
         multiplier.step(0.2, 0.02)
     assert multiplier.value == 10.0
-    lams = [multiplier.step(0.002, 0.02) for _ in range(500)]
-    assert lams[100] < 4
-    assert lams[-1] < 1.2
+    lams = [multiplier.step(0.002, 0.02) for _ in range(100)]
+    assert lams[20] < 3
+    assert lams[-1] < 0.6
 
 
 def test_λ_of_a_budget_that_is_always_kept_falls_slowly() -> None:
-    """As slowly as in earlier versions at ε = 0.02: 0.002 a turn; behaviour needs that weight."""
+    """Behaviour needs some of that weight: a budget may be kept on the anchors alone."""
     multiplier = Multiplier()
-    assert multiplier.step(0.0, 0.02) == pytest.approx(0.998, abs=1e-5)
-    for _ in range(400):
+    assert multiplier.step(0.0, 0.02) == pytest.approx(1 / 1.02)
+    for _ in range(99):
         multiplier.step(0.0, 0.02)
-    assert 0.5 < multiplier.value < 0.6
+    assert multiplier.value == pytest.approx(1 / 3)

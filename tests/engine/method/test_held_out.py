@@ -8,7 +8,7 @@ from craftcli.choices import Schedule
 from craftcli.engine.method.budget import Budget
 from craftcli.engine.method.constraint import Constraint
 from craftcli.engine.method.held_out import HeldOut
-from craftcli.engine.method.multiplier import SLOWER_FALL, Multiplier
+from craftcli.engine.method.multiplier import Multiplier
 
 
 def constraint(epsilon: float = 0.02) -> Constraint:
@@ -33,11 +33,11 @@ def test_lambda_rises_by_the_held_out_violation() -> None:
     for step in range(3):
         blind.update(0.0, step)
         seeing.update(0.0, step)
-    assert blind.lam == pytest.approx(1 / (1 + 3 / SLOWER_FALL))
+    assert blind.lam == pytest.approx(1 / (1 + 3))
     assert seeing.lam == pytest.approx(1 + 3 * 1)
     seeing.observe_held_out(0.0)
     seeing.update(0.0, 3)
-    assert seeing.lam == pytest.approx(1 / (1 / 4 + 1 / SLOWER_FALL))
+    assert seeing.lam == pytest.approx(1 / (1 / 4 + 1))
 
 
 def warnings(held: HeldOut, trained: float, held_out: float, turns: int) -> list[str]:
