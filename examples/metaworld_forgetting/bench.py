@@ -46,6 +46,8 @@ SECTIONS = {
     "": ("main", "replay", "penalties", "rest"),
     "-ablations": ("ablations",),
     "-short": ("short",),
+    "-share": ("share",),
+    "-typed": ("typed",),
     "-coverage": ("coverage",),
     "-few": ("few",),
     "-little": ("little",),

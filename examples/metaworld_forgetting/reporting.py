@@ -23,6 +23,8 @@ _COLUMNS = ("old", "new", "nbt", "drift", "action_error", "anchors", "seconds")
 _SUBTITLES = {
     "-ablations": ": one setting at a time",
     "-short": ": a third of the steps",
+    "-share": ": how many anchors a step",
+    "-typed": ": `--mode hidden` as it is typed",
     "-coverage": ": where the anchors do not reach",
     "-few": ": how little of the old data is enough",
     "-little": ": no old data or sixteen frames, with all steps",
