@@ -296,7 +296,7 @@ def note_damage(partial: Path, tally: Tally) -> None:
 
 
 def wrong_rows(path: Path, reference: Path) -> int:
-    """Rows of which any array differs from the undisturbed build's."""
+    """Rows that differ from the undisturbed build's in any array."""
     from craftcli.cache.reading.reader import CacheReader
 
     ours, theirs = CacheReader.open(path), CacheReader.open(reference)

@@ -80,7 +80,9 @@ class InputStatistics:
         """Refuse a policy whose inputs statistics cannot describe."""
         problem = None
         if self.cameras:
-            problem = f"it reads images ({', '.join(self.cameras)}), of which statistics say little"
+            problem = (
+                f"it reads images ({', '.join(self.cameras)}), and statistics say little of those"
+            )
         elif self.missing:
             problem = f"its normaliser has no statistics of {', '.join(self.missing)}"
         elif not self.vectors:

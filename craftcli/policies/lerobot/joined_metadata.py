@@ -102,7 +102,7 @@ def _common_features(
 def _joined_stats(
     metas: Sequence[Any], names: Sequence[Mapping[str, str]], features: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """The statistics of features of which all datasets have some."""
+    """The joined statistics of the features that have statistics in every dataset."""
     every = [
         {key: (meta.stats or {}).get(own.get(key, key)) for key in features}
         for meta, own in zip(metas, names, strict=True)
