@@ -154,7 +154,7 @@ _NO_POLICY = SimpleNamespace(
     action_delta_indices=None,
     reward_delta_indices=None,
 )
-"""Reads nothing: a dataset's fingerprint covers its files, whatever the policy."""
+"""A policy configuration that reads no feature, to open a dataset for its fingerprint alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,7 +120,7 @@ class PolicyAdapter(ABC):
     """The stack that leads to the action."""
     default_layers: ClassVar[tuple[int, ...]]
     default_pooling: ClassVar[Pooling]
-    """The pooling that keeps behaviour, by measurement."""
+    """The pooling that held behaviour best when it was measured."""
     token_kinds: ClassVar[frozenset[str]]
     """Which of image, text and action tokens the stacks carry."""
     output_kind: ClassVar[OutputKind | None]
