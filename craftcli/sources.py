@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from craftcli.cache.format import Manifest
-from craftcli.cache.identity import is_of_demo, match_teacher
+from craftcli.cache.identity import match_teacher
 from craftcli.choices import Stats
 from craftcli.config.dataset_list import NamedDataset
 from craftcli.config.policy_and_data import DEMO, PolicyAndData
 from craftcli.config.train import TrainConfig
 from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER
 from craftcli.demo.datasets import NEW, OLD, DemoDataset, demo_root, ensure_dataset
+from craftcli.demo.defaults import is_of_demo
 from craftcli.demo.world import instruction
 from craftcli.errors import EXIT_USAGE, CraftError
 from craftcli.policies.lerobot.checkpoint import Checkpoint, load_checkpoint
@@ -126,7 +127,7 @@ def open_teacher(
         CraftError: no policy is named, or another than the cache's teacher.
     """
     differences = []
-    for source in (named, DEMO if is_of_demo(manifest) else None):
+    for source in (named, DEMO if is_of_demo(manifest.teacher.policy_type) else None):
         if source is None:
             continue
         loaded = load_policy(

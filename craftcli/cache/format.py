@@ -281,7 +281,7 @@ def _corrupt(problems: list[str]) -> CraftError:
 
 
 def _too_long(value: Any, name: str) -> list[str]:
-    """The fields that no craft wrote so long; they are not shown to anybody."""
+    """Problems with fields that are longer than craft writes them; their content is not shown."""
     if isinstance(value, str | list | Mapping) and len(value) > _LONGEST_TEXT:
         return [f"field {name} has a length of {len(value)}, more than {_LONGEST_TEXT}"]
     if isinstance(value, Mapping):

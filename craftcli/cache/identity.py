@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from craftcli.cache.format import Manifest
-from craftcli.demo.defaults import DEMO_POLICY_TYPE
 from craftcli.policies.identity import DatasetIdentity, TeacherIdentity
 
 TEACHER_FIELDS = ("policy_type", "weights_digest", "config_digest", "processor_digest")
@@ -45,15 +44,6 @@ def match_teacher(manifest: Manifest, given: TeacherIdentity) -> list[FieldMatch
 def match_dataset(manifest: Manifest, given: DatasetIdentity) -> list[FieldMatch]:
     """Compare the dataset of a cache with another; their names may differ."""
     return _match("dataset", DATASET_FIELDS, manifest.dataset, given)
-
-
-def is_of_demo(manifest: Manifest) -> bool:
-    """Whether the demo may have built the cache. Its teacher comes with craft and may be opened.
-
-    Any other teacher is opened only if the user names it: a cache may come from anybody, and its
-    manifest may name any folder.
-    """
-    return manifest.teacher.policy_type == DEMO_POLICY_TYPE
 
 
 def unnamed_teacher_reason(manifest: Manifest) -> str:

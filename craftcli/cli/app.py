@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 
 from craftcli import __version__
-from craftcli.cli import cache, compare, dryrun, eval, info, inspect, merge, train
+from craftcli.cli import compare, dryrun, eval, info, inspect, merge, train
+from craftcli.cli.cache.group import cache_app
 from craftcli.cli.encoding import set_up_streams
 from craftcli.cli.help import Group, examples_epilog
 from craftcli.cli.quiet import set_up_threads
@@ -18,7 +19,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-app.add_typer(cache.app, name="cache")
+app.add_typer(cache_app, name="cache")
 for command in (dryrun, train, inspect, eval, compare, merge, info):
     command.register(app)
 

@@ -148,7 +148,7 @@ def _run_sweep(file: Path, output: Output) -> tuple["SweepSpec", "SweepResult"]:
 
 
 def _show_failure(what: str, error: CraftError, output: Output) -> None:
-    output.warn(f"failed: {what}; the sweep goes on with what does not need it.")
+    output.warn(f"failed: {what}; the sweep continues with the jobs that do not need it.")
     output.error(error)
 
 

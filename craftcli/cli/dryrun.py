@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
         "dryrun",
         TrainConfig,
         dryrun,
-        help="Check everything a run needs and take a few real steps. Nothing is kept.",
+        help="Check everything a run needs and take a few real steps; nothing is kept.",
         examples=(
             "craft dryrun --steps 3",
             "craft dryrun --policy outputs/my_policy --dataset me/new_task --json",

@@ -145,7 +145,8 @@ def evaluate(
     teacher_success: Annotated[
         bool,
         typer.Option(
-            help="Roll the teacher of a run out in the same episodes, once: the result is kept."
+            help="Do not measure the success of a run's teacher. Default: the teacher acts in the "
+            "same episodes, once; the result is kept."
         ),
     ] = True,
     trust_remote_code: Annotated[bool, typer.Option(help=REMOTE_CODE_HELP)] = False,

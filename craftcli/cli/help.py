@@ -2,9 +2,10 @@
 
 Typer's own layout gives aliases, `--no-...` spellings and types a column each, and cuts off option
 names on a terminal of 80 columns. Here an option shows its main name and a short one. All other
-spellings are listed once, at the end.
+spellings are listed once, at the end. On a narrow terminal a help text stands below the name.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,12 @@ from craftcli.config.settings import RUN_PANEL
 _ARGUMENTS = "Arguments"
 _COMMANDS = "Commands"
 _OPTIONS = "Options"
+
+_NAMES = "bold cyan"
+_MIN_TEXT = 32
+"""Columns that help texts need; with fewer beside the names, they go below them."""
+_FRAME = 6
+"""Columns of a panel that hold no text: its frame, and the space between its columns."""
 
 
 class Command(TyperCommand):
@@ -54,10 +61,11 @@ class Group(TyperGroup):
         entries = [_entry(parameter) for parameter in self.get_params(ctx)]
         for name in self.list_commands(ctx):
             command = self.get_command(ctx, name)
-            summary = (command.help or "").partition("\n\n")[0] if command else ""
+            summary = _first_sentence((command.help or "") if command else "")
             entries.append(_Entry(panel=_COMMANDS, names=name, help=summary, default=""))
         with _page(self, ctx) as console:
-            _print_panels(entries, console)
+            for title in _titles(entries):
+                _print_panels([entry for entry in entries if entry.panel == title], console)
 
 
 def examples_epilog(*examples: str) -> str:
@@ -69,7 +77,9 @@ def examples_epilog(*examples: str) -> str:
 def _page(command: TyperCommand | TyperGroup, ctx: Any) -> Iterator[Console]:
     """Print the start of a page of help, and its examples at the end."""
     console = Console(highlight=False)
-    console.print(Padding(Text(command.get_usage(ctx), style="bold"), (1, 1)))
+    # Typer puts required arguments in braces, which elsewhere mean a choice.
+    usage = command.get_usage(ctx).replace("{", "").replace("}", "")
+    console.print(Padding(Text(usage, style="bold"), (1, 1)))
     console.print(Padding(Text(cleandoc(command.help or "")), (0, 1, 1, 1)))
     yield console
     examples = (command.epilog or "").replace("\n\n", "\n")
@@ -86,6 +96,11 @@ class _Entry:
     """Its short and main name, and the name of its value."""
     help: str
     default: str
+
+    @property
+    def text(self) -> Text:
+        """What stands beside its names, or below them."""
+        return Text.assemble(self.help, (self.default, "dim"))
 
 
 def _entry(parameter: Any) -> _Entry:
@@ -138,19 +153,36 @@ def _titles(entries: Iterable[_Entry]) -> list[str]:
     return sorted(titles, key=lambda title: order.get(title, 0))
 
 
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
+
+
 def _print_panels(entries: Sequence[_Entry], console: Console) -> None:
+    """Print a panel for each title, with the same columns in all of them."""
     width = max(len(entry.names) for entry in entries)
+    longest_word = max(len(word) for entry in entries for word in entry.text.plain.split())
+    beside = console.width - width - _FRAME >= max(_MIN_TEXT, longest_word)
     for title in _titles(entries):
-        console.print(_panel(title, [e for e in entries if e.panel == title], width))
+        own = [entry for entry in entries if entry.panel == title]
+        table = _two_columns(own, width) if beside else _one_column(own)
+        console.print(Panel(table, title=title, title_align="left", border_style="dim"))
 
 
-def _panel(title: str, entries: Sequence[_Entry], width: int) -> Panel:
+def _two_columns(entries: Iterable[_Entry], width: int) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="bold cyan", width=width, overflow="fold")
+    table.add_column(style=_NAMES, width=width, overflow="fold")
     table.add_column(overflow="fold")
     for entry in entries:
-        table.add_row(Text(entry.names), Text.assemble(entry.help, (entry.default, "dim")))
-    return Panel(table, title=title, title_align="left", border_style="dim")
+        table.add_row(Text(entry.names), entry.text)
+    return table
+
+
+def _one_column(entries: Iterable[_Entry]) -> Table:
+    table = Table.grid()
+    for entry in entries:
+        table.add_row(Text(entry.names, style=_NAMES))
+        table.add_row(Padding(entry.text, (0, 0, 0, 4)))
+    return table
 
 
 def _other_spellings(parameters: Iterable[Any]) -> str:

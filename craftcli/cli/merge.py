@@ -11,7 +11,7 @@ from craftcli.cli.options import AsJson, Debug, add_command, guarded
 from craftcli.cli.output import Output
 from craftcli.cli.quiet import quiet_libraries
 from craftcli.config.policy_and_data import DEMO, REMOTE_CODE_HELP
-from craftcli.demo.defaults import DEMO_POLICY_TYPE
+from craftcli.demo.defaults import is_of_demo
 from craftcli.engine.merge_output import check_merge_output
 from craftcli.errors import EXIT_USAGE, CraftError
 
@@ -105,8 +105,7 @@ def merge(
         with output.progress(len(plan.alphas), "tensors", "Interpolating") as advance:
             report = write_interpolation(plan, folder, overwrite=overwrite, on_tensor=advance)
         _show(report, folder, output)
-        demo = plan.student.policy_type == DEMO_POLICY_TYPE
-        output.next(after_merge(folder, demo=demo))
+        output.next(after_merge(folder, demo=is_of_demo(plan.student.policy_type)))
 
     guarded(act, as_json=as_json, debug=debug)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from craftcli.config.cache import CacheConfig
 from craftcli.config.settings import Settings, Source, option_name
 from craftcli.config.train import DEFAULT_CACHE, TrainConfig
-from craftcli.demo.defaults import DEMO_POLICY_TYPE
+from craftcli.demo.defaults import is_of_demo
 from craftcli.engine.run_folder import CONFIG_FILE
 from craftcli.locations import Location
 
@@ -54,7 +54,6 @@ def held_out_build(cache: str, manifest: "Manifest") -> str | None:
     Anchors that were made, or that show new data under old instructions, are of no frame that a
     build could leave out: any frame of the old data is held out from them.
     """
-    demo = manifest.teacher.policy_type == DEMO_POLICY_TYPE
     frames = manifest.dataset.frames if manifest.has_dataset else 0
     from_old = frames > 0 and manifest.prompts_digest is None
     real = manifest.rows - (manifest.made.rows if manifest.made else 0)
@@ -62,7 +61,7 @@ def held_out_build(cache: str, manifest: "Manifest") -> str | None:
     if left < 1:
         return None
     parts = ["craft cache build"]
-    if not demo:
+    if not is_of_demo(manifest.teacher.policy_type):
         named = [old.root or old.repo_id for old in manifest.parts] if from_old else ["OLD_DATA"]
         data = " ".join(f"--dataset {quote(name)}" for name in named)
         parts.append(f"--policy {quote(manifest.teacher.source)} {data}")

@@ -38,8 +38,6 @@ MAIN_OPTIONS = (
     "policy",
     "dataset",
     "cache",
-    "old_tasks",
-    "old_dataset",
     "mode",
     "epsilon_start",
     "steps",
@@ -48,7 +46,7 @@ MAIN_OPTIONS = (
     "output",
     "resume",
 )
-"""The options that most users need, in the order of `--help`."""
+"""The ten options that most users need, in the order of `--help`."""
 
 
 def register(app: typer.Typer) -> None:
@@ -59,7 +57,8 @@ def register(app: typer.Typer) -> None:
         TrainConfig,
         train,
         help="Fine-tune the policy on new data while it is held to its teacher.\n\n"
-        "Without a cache, the run makes its own anchors from what there is.",
+        "Without a cache, the run makes its own anchors. Say what there is of the old tasks: "
+        "--old-tasks, --old-dataset or --old-env (under Anchors).",
         examples=(
             "craft train --steps 20",
             "craft train --mode hidden",

@@ -11,11 +11,11 @@ from typing import Any, BinaryIO
 from craftcli.errors import EXIT_CHECK_FAILED, CraftError
 
 MEASURED = ("eval_old_loss", "eval_new_loss", "eval_old_success", "eval_new_success")
-"""What --eval-every measures, in few of the lines."""
+"""What --eval-every measures; only few lines have it."""
 CURVES = ("loss", "l_ret", "epsilon", "lam", "cos", "conflict_rate", *MEASURED)
 """What is drawn."""
 MOST_POINTS = 2000
-"""Points that are kept of a run, up to twice as many: more than a panel has pixels."""
+"""A long run keeps this many points, or up to twice as many: more than a panel has pixels."""
 _LONGEST_LINE = 2**20
 
 

@@ -44,7 +44,7 @@ def check_report_folder(folder: Path) -> None:
 
 
 def check_replaced(comparison: Comparison, folder: Path, *, overwrite: bool) -> bool:
-    """Whether an earlier report of the same runs is replaced; refuse to replace one of others."""
+    """Whether an earlier report of the same runs is replaced; refuse to lose one of others."""
     file = folder / DATA_FILE
     if not file.is_file():
         return False

@@ -57,8 +57,8 @@ class Quantity:
 class Measured:
     """What evaluations found of the latest checkpoint of a policy.
 
-    Of several evaluations, the success in an environment is that of the most episodes, the latest
-    if they are as many; drift and action error are the latest.
+    Of several evaluations in an environment, the one with the most episodes counts, and among
+    equals the latest. Drift and action error are those of the latest.
     """
 
     policy: str

@@ -82,8 +82,9 @@ class CacheConfig(PolicyAndData):
     )
     augment_fixed: str | None = setting(
         None,
-        "Numbers that --augment leaves as they are, such as angles and one-hot numbers: a vector, "
-        "or some of its numbers, as in observation.state:0,3-5,observation.environment_state.",
+        "Numbers that --augment leaves as they are, such as angles and one-hot numbers: a vector "
+        "such as observation.state, or some of its numbers, as in observation.state:0,3-5; several "
+        "with commas.",
         metavar="NAMES",
         panel=_ANCHORS,
     )
@@ -132,7 +133,7 @@ class CacheConfig(PolicyAndData):
     )
     top_k: int = setting(
         32,
-        "How many of the most likely values of a token --kind action stores.",
+        "Number of values that --kind action stores for each token: the most likely ones.",
         low=1,
         panel=_STORED,
     )

@@ -60,16 +60,16 @@ class PolicyAndData(Settings):
     )
     rename: str | None = setting(
         None,
-        "Rename features of the dataset that the policy calls differently: OLD=NEW, "
-        "several with commas, as in observation.images.cam=observation.images.top.",
+        "Rename features of the dataset that the policy calls differently, as in "
+        "observation.images.cam=observation.images.top; several with commas.",
         metavar="OLD=NEW",
         panel=PANEL,
     )
     stats: Stats = setting(
         Stats.WIDEN,
-        "Statistics that normalise the data. teacher: the policy's own. widen: the same, and the "
-        "dataset's for what they say nothing of (missing features, numbers that stood still). "
-        "dataset: the dataset's; the anchors of a run keep the teacher's.",
+        "Statistics that normalise the data. widen: the policy's own, and the dataset's for "
+        "features that the policy's lack and numbers that stood still in them. teacher: only the "
+        "policy's own. dataset: the dataset's; the anchors of a run keep the teacher's.",
         panel=PANEL,
     )
     trust_remote_code: bool = setting(

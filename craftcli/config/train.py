@@ -30,8 +30,8 @@ class TrainConfig(RetentionConfig, PolicyAndData):
     )
     anchors: Anchors = setting(
         Anchors.AUTO,
-        "auto takes the anchors from --cache, or makes its own if there is none, beside the run; "
-        "cache makes none.",
+        "auto takes the anchors from --cache; without a cache, the run makes its own and keeps "
+        "them beside its folder. cache never makes any.",
         panel=_ANCHORS,
     )
     teacher: Teacher = setting(
@@ -43,15 +43,15 @@ class TrainConfig(RetentionConfig, PolicyAndData):
     )
     old_tasks: str | None = setting(
         None,
-        "Old instructions, to make anchors of the new data under them: a text file with one a "
-        "line, or a LeRobot dataset, whose frames are not read.",
+        "Instructions of old tasks: a text file with one per line, or a LeRobot dataset, whose "
+        "frames are not read. New frames under these instructions become anchors.",
         metavar="SOURCE",
         panel=_ANCHORS,
     )
     old_dataset: str | tuple[str, ...] | None = setting(
         None,
-        "Old data to make anchors of: a folder or a Hub name, or several as in --dataset. A few "
-        "frames are enough: they are varied.",
+        "Data of old tasks, to make anchors of: a folder or a Hub name, or several as in "
+        "--dataset. A few frames are enough: they are varied.",
         metavar="DATA",
         panel=_ANCHORS,
     )
@@ -63,9 +63,8 @@ class TrainConfig(RetentionConfig, PolicyAndData):
     )
     old_env: str | None = setting(
         None,
-        "Environments of craft eval in which the policy can do something already, such as "
-        "metaworld:reach-v3, several with commas: the frames that it sees when it acts there "
-        "become anchors.",
+        "Environments of old tasks, as in craft eval --env, such as metaworld:reach-v3; several "
+        "with commas. The policy acts there, and the frames that it sees become anchors.",
         metavar="ENV",
         panel=_ANCHORS,
     )
@@ -193,15 +192,15 @@ class TrainConfig(RetentionConfig, PolicyAndData):
 
     keep_last: int = setting(
         0,
-        "Keep only so many of the last checkpoints, and the best; 0 keeps all.",
+        "Keep only the last N checkpoints, and the best; 0 keeps all.",
         low=0,
         effect=Effect.COMPUTING,
     )
     eval_every: int = setting(
         0,
         "Steps between measurements of the policy: the retention loss on held-out anchors, the "
-        "loss on new data, and success in --eval-env. 0 measures nothing. The weights are the "
-        "same with and without.",
+        "loss on new data, and success in --eval-env. 0 measures nothing. Measuring does "
+        "not change the weights.",
         low=0,
         panel=_MEASURING,
         effect=Effect.COMPUTING,
@@ -237,8 +236,7 @@ class TrainConfig(RetentionConfig, PolicyAndData):
     )
     patience: int = setting(
         0,
-        "Stop early after so many measurements in a row that were no better than the best; 0 never "
-        "stops.",
+        "Stop early after N measurements in a row without a new best; 0 never stops.",
         low=0,
         panel=_MEASURING,
         effect=Effect.COMPUTING,

@@ -82,7 +82,7 @@ def not_finite(report: StepReport, skipped: int, saved: Path) -> CraftError:
 
 
 def mostly_skipped(skipped: int, steps: int, saved: Path) -> CraftError | None:
-    """The error of a finished run of which more than half was skipped; None for any other."""
+    """The error of a finished run that skipped more than half of its steps; None for any other."""
     if 2 * skipped <= steps:
         return None
     return CraftError(

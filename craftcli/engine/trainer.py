@@ -277,7 +277,7 @@ class Trainer:
     def _first_entry(self) -> LogEntry:
         """The figures of the policy before its first step: those of its teacher."""
         entry = empty_entry(0, steps=self.config.steps, mode=self.config.mode)
-        return entry.with_figures(asdict(self._watch.begin()), best=None)
+        return entry.with_figures(asdict(self._watch.measure_start()), best=None)
 
     def _measure(self, step: int) -> dict[str, float | None]:
         """What is measured after a step; empty in all steps in which nothing is due."""

@@ -82,8 +82,8 @@ class Watch:
         """Whether to measure after a step; the last one of a run is always measured."""
         return self.active and (step % self._every == 0 or step == last)
 
-    def begin(self) -> Figures:
-        """Measure the policy before its first step."""
+    def measure_start(self) -> Figures:
+        """Measure the policy before its first step: later measurements are compared with it."""
         self._start = self._measure()
         return self._start
 

@@ -16,7 +16,6 @@ import torch
 from craftcli.cache.format import Manifest, layer_names
 from craftcli.cache.identity import (
     FieldMatch,
-    is_of_demo,
     match_dataset,
     match_teacher,
     unnamed_teacher_reason,
@@ -26,6 +25,7 @@ from craftcli.cache.stats import scalar_variance
 from craftcli.choices import Kind, LossKind, Mode
 from craftcli.config.inspect import InspectConfig
 from craftcli.demo.datasets import OLD
+from craftcli.demo.defaults import is_of_demo
 from craftcli.engine.retention.anchor_dataset import AnchorDataset, open_anchor_dataset
 from craftcli.engine.retention.anchors import AnchorBatch
 from craftcli.engine.retention.imitation import Imitation
@@ -154,7 +154,7 @@ _NO_POLICY = SimpleNamespace(
     action_delta_indices=None,
     reward_delta_indices=None,
 )
-"""Reads nothing: a dataset's fingerprint covers its files, whatever the policy."""
+"""A policy configuration that reads no feature, to open a dataset for its fingerprint alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +248,7 @@ class CacheCheck:
             if any(match.field.startswith("teacher.") for match in self.differing):
                 raise _CannotRerunError("--policy is not the teacher of the cache")
             return self._policy
-        if not is_of_demo(self._manifest):
+        if not is_of_demo(self._manifest.teacher.policy_type):
             raise _CannotRerunError(unnamed_teacher_reason(self._manifest))
         try:
             return open_teacher(

@@ -65,8 +65,8 @@ def record(
 ) -> Recording:
     """Let a policy act in `episodes` episodes of each environment; draw `samples` of all frames.
 
-    Every frame is equally likely. The same arguments give the same frames. Unless `exact`, all
-    frames are drawn where there are fewer.
+    Every frame is equally likely. The same arguments give the same frames. If there are
+    fewer frames than `samples`, that is an error if `exact`; else all of them are drawn.
 
     Raises:
         CraftError: The episodes have too few frames, or an environment does not fit the policy.

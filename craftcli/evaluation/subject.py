@@ -10,8 +10,8 @@ from craftcli.config.policy_and_data import DEMO
 from craftcli.config.run_paths import find_paths
 from craftcli.config.settings import read_saved_settings
 from craftcli.config.train import TrainConfig
-from craftcli.demo.configuration_tiny_pi0_fast import TinyPI0FastConfig
 from craftcli.demo.datasets import NEW
+from craftcli.demo.defaults import is_of_demo
 from craftcli.engine.checkpoint_manifest import require_unchanged_policy
 from craftcli.engine.retention.anchor_dataset import anchor_folders
 from craftcli.engine.run_folder import CHECKPOINTS, CONFIG_FILE, MERGE_FILE, STATE_FILE
@@ -57,7 +57,7 @@ class Subject:
     @property
     def is_demo(self) -> bool:
         """Whether the policy acts in the demo's world."""
-        return isinstance(self.checkpoint.policy.config, TinyPI0FastConfig)
+        return is_of_demo(self.checkpoint.policy.config.type)
 
     @property
     def teacher(self) -> str | None:

@@ -1,7 +1,7 @@
 """The success of a run's teacher on the same episodes; kept with the run, so it is measured once.
 
-The teacher acts through the processors of the run, as the student does, so that both see and do
-the same kind of thing.
+The teacher acts through the processors of the run, as the student does, so that both get their
+inputs and give their actions in the same units.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def teacher_success(
     if file is not None and (known := _read(file)) is not None:
         return known
     found = measure()
-    # A result without a crash depends on nothing but what its name has.
+    # The name of the file covers all that a result depends on, except crashes.
     if file is not None and not found.crashed:
         _keep(file, found)
     return found

@@ -31,9 +31,9 @@ from craftcli.policies.lerobot.task_processors import for_old_tasks
 from craftcli.sources import data_source
 
 ANCHORS = 256
-"""Anchors to measure the retention loss on, about."""
+"""About how many anchors the retention loss is measured on."""
 FRAMES = 128
-"""Frames to measure the loss on."""
+"""How many frames the loss on new data is measured on."""
 _UNSEEN = 10**9
 """Number of the first batch of a live teacher that is measured; no run has so many turns."""
 

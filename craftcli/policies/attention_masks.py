@@ -1,6 +1,6 @@
 """Attention masks of the policies that descend from openpi, as LeRobot computes them.
 
-LeRobot has these two functions in other places in 0.6.0 and 0.6.1, one of them inside a class.
+LeRobot 0.6.0 and 0.6.1 have these two functions in different places, one of them inside a class.
 """
 
 import torch

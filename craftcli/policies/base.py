@@ -2,7 +2,9 @@
 
 An adapter answers three questions about a policy: which layers it has (`stacks`), what a batch must
 contain (`anchor_inputs`, `input_keys`), and what its forward pass computes (`features`). A family
-must write the abstract methods; the others have defaults that suit most families.
+must write the abstract methods and set the class variables without a value, from `policy_types` to
+`output_kind`; the registry refuses an adapter that lacks one. The rest has defaults that suit most
+families.
 Name it in `ADAPTERS` of `families/registry.py`, or by an entry point in a package of your own, as
 `examples/own_policy` does in 40 lines.
 
@@ -118,7 +120,7 @@ class PolicyAdapter(ABC):
     """The stack that leads to the action."""
     default_layers: ClassVar[tuple[int, ...]]
     default_pooling: ClassVar[Pooling]
-    """The pooling that keeps behaviour, by measurement."""
+    """The pooling that held behaviour best when it was measured."""
     token_kinds: ClassVar[frozenset[str]]
     """Which of image, text and action tokens the stacks carry."""
     output_kind: ClassVar[OutputKind | None]
@@ -129,6 +131,13 @@ class PolicyAdapter(ABC):
     """Whether the policy pads states and actions of any size up to its configured maximum."""
     reported_parts: ClassVar[tuple[str, ...]] = ()
     """Modules that reports list by name; other parameters go by the first part of their name."""
+
+    def unset(self) -> list[str]:
+        """The class variables that an adapter must set and this one does not."""
+        needed = [
+            name for name in PolicyAdapter.__annotations__ if not hasattr(PolicyAdapter, name)
+        ]
+        return [name for name in needed if not hasattr(self, name)]
 
     @abstractmethod
     def stacks(self, policy: Policy) -> dict[str, LayerStack]:

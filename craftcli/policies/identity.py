@@ -53,12 +53,12 @@ class CommonFrames:
     """Frames that two lists of datasets have in common, because they share a dataset."""
 
     old: range
-    """Their numbers, counted through the first list."""
+    """Their numbers in the first list, counted through all its datasets."""
     shift: int
-    """What to add for their numbers in the second."""
+    """What to add to these to get their numbers in the second list."""
 
     def in_second(self, frames: "NDArray[Any]") -> "NDArray[Any]":
-        """Those of these frames of the first list, by their numbers in the second."""
+        """The numbers in the second list of those of `frames` that both lists have."""
         found: NDArray[Any] = frames[(frames >= self.old.start) & (frames < self.old.stop)]
         return found + self.shift
 
@@ -66,9 +66,9 @@ class CommonFrames:
 def common_frames(
     old: Sequence[DatasetIdentity], new: Sequence[DatasetIdentity]
 ) -> list[CommonFrames]:
-    """The datasets of the first list that are in the second, too.
+    """The frames of the datasets that are in both lists, dataset by dataset.
 
-    Datasets with an unknown fingerprint are in no other list.
+    A dataset with an unknown fingerprint counts as being in no other list.
     """
     found, first = [], 0
     for dataset in old:

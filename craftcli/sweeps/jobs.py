@@ -81,7 +81,7 @@ def train(folder: Path, config: TrainConfig, teacher: str, bar: Bar) -> None:
     """Train, or resume a run of the same settings; any other run in the folder is replaced."""
     if (folder / CHECKPOINTS / "last").exists() and _same_run(folder, config, teacher):
         config = dataclasses.replace(config, resume=folder)
-    # A run folder allows nothing: what the sweep file allows is given again.
+    # A run folder cannot allow remote code: the permission of the sweep file is given again.
     allowed = {name: getattr(config, name) for name in config.permissions()}
     opened = open_run(config, allowed, Processes.from_environment(), record=_record)
     if opened.terms:

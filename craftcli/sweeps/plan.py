@@ -156,7 +156,7 @@ def _check_interpolations(runs: list[RunJob]) -> None:
         raise CraftError(
             "The sweep is not valid.",
             why=" ".join(
-                f"{job.arm} merges seed {job.seed} of {job.interpolation.of}, which is not trained."
+                f"{job.arm} needs seed {job.seed} of {job.interpolation.of}, which is not trained."
                 for job in missing
                 if job.interpolation
             ),

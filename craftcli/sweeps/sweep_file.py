@@ -146,7 +146,7 @@ def read_sweep(file: Path) -> SweepSpec:
         raise CraftError(
             f"Cannot read the sweep {file}.",
             why=f"{error}.",
-            fix="give --sweep a TOML file; the README shows one.",
+            fix="give --sweep a TOML file; examples/pages/compare.md shows one.",
             exit_code=EXIT_USAGE,
         ) from error
     return SweepSpec.from_dict(document, folder=file.parent, source=str(file))
@@ -222,7 +222,7 @@ def _problems(spec: SweepSpec) -> list[str]:
     for arm in spec.arms:
         if arm.interpolation and arm.interpolation.of not in trained:
             other = arm.interpolation.of
-            problems.append(f"arm {arm.name} merges {other!r}, which no arm trains")
+            problems.append(f"arm {arm.name} interpolates {other!r}, which no arm trains")
         if arm.interpolation and (arm.train or arm.cache):
             problems.append(f"arm {arm.name} has a merge, so that train and cache do nothing")
         taken = [name for name in ("seed", "output", "resume") if name in arm.train]
@@ -248,6 +248,6 @@ def _refused(source: str, problems: list[str]) -> CraftError:
     return CraftError(
         f"{source[0].upper()}{source[1:]} is not valid.",
         why=" ".join(f"{problem}." for problem in problems),
-        fix="correct it; the README shows one.",
+        fix="correct it; examples/pages/compare.md shows one.",
         exit_code=EXIT_USAGE,
     )

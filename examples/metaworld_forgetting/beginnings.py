@@ -25,7 +25,7 @@ _OUTPUTS = {ACTION: PolicyFeature(type=FeatureType.ACTION, shape=(ACTION_SIZE,))
 
 
 def act() -> ACTPolicy:
-    """ACT over states: 16 actions at once, of which 8 are carried out, and no VAE."""
+    """ACT over states: 16 actions at once, the first 8 are carried out, and no VAE."""
     return ACTPolicy(
         ACTConfig(
             device="cpu",

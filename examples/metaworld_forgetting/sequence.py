@@ -4,8 +4,8 @@
     uv run --extra metaworld python examples/metaworld_forgetting/sequence.py --quick
 
 The first makes the table of the README, the second shows that it runs. After every task the policy
-becomes the next teacher: caches of all tasks so far are built anew from it and merged. Everything
-is done by craft's own commands, which are printed. Stopped, it goes on.
+becomes the next teacher: caches of all tasks so far are built anew from it and joined. Everything
+is done by craft's own commands, which are printed. A run that was stopped is continued.
 """
 
 import json
@@ -127,7 +127,7 @@ class Sequence:
         return folder / "all.zarr"
 
     def _cache(self, policy: Path, data: Path, output: Path, samples: int) -> Path:
-        # Standing alone, caches of different datasets can be merged.
+        # Standing alone, caches of different datasets can be joined.
         craft(
             *("cache", "build", "--policy", policy, "--dataset", data, "-o", output),
             *("--samples", samples, "--seed", self.seed, "--images", "embed", "--overwrite"),

@@ -3,7 +3,7 @@
     uv run python tests/benchmarks/cache_kill.py --kills 100
 
 Most kills hit a synthetic cache of many small chunks, so that they land in every phase of writing
-it; some hit a build of the demo. A third of each is done with two processes, of which one or both
+it; some hit a build of the demo. A third of each is done with two processes; one or both of them
 are killed. A write takes less time than the disk needs to confirm it, so that every third process
 dies for sure in the middle of one: it stops itself with a part of the file written. Prints how many
 kills there were and what was wrong afterwards: nothing, or it fails.
@@ -296,7 +296,7 @@ def note_damage(partial: Path, tally: Tally) -> None:
 
 
 def wrong_rows(path: Path, reference: Path) -> int:
-    """Rows of which any array differs from the undisturbed build's."""
+    """Rows that differ from the undisturbed build's in any array."""
     from craftcli.cache.reading.reader import CacheReader
 
     ours, theirs = CacheReader.open(path), CacheReader.open(reference)

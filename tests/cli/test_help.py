@@ -101,12 +101,23 @@ def test_help_is_readable_on_a_narrow_terminal(
     # One spelling each, the main one, and room for a help text beside it.
     assert len(names) == len(set(names))
     assert not any("_" in name or "." in name for name in names)
-    assert all(re.search(r"  \S", line) for line in options)
+    assert all(beside_or_below(line, text) for line in options)
+    # No word is broken: each is also in the help on a wide terminal.
+    monkeypatch.setenv("COLUMNS", "400")
+    wide = craft(*command.split(), "--help").stdout
+    assert {word for word in text.split() if "─" not in word} <= set(wide.split())
+
+
+def beside_or_below(option: str, text: str) -> bool:
+    """Whether the help text of an option has room beside its name, or stands in the next line."""
+    below = text.split(option, 1)[1].splitlines()[1]
+    return bool(re.search(r"  [^\s│]", option) or re.match(r"│     \S", below))
 
 
 def test_help_shows_the_options_that_most_users_need_first(help_of: Any) -> None:
     main = help_of("train")[0].split("╭─ ")[1]
     assert main.startswith("Main options")
+    assert len(MAIN_OPTIONS) == 10
     assert re.findall(r"^│ (?:-o, )?(--[\w-]+)", main, re.MULTILINE) == [
         option_name(name) for name in MAIN_OPTIONS
     ]

@@ -29,7 +29,7 @@ def test_held_out_anchors_ask_for_no_more_frames_than_there_are() -> None:
 
 
 def test_frames_of_new_data_under_old_instructions_are_not_left_out() -> None:
-    """`craft cache build` reads the old data, of which such a cache holds no frame."""
+    """`craft cache build` reads the old data, and such a cache holds no frame of them."""
     made = make_manifest(teacher=DEMO, prompts_digest="p", dataset=DATASET)
     assert held_out_build("a.zarr", made) == (
         "craft cache build --samples 128 --output held_out.zarr"

@@ -25,7 +25,7 @@ def watch_of(*figures: Figures, patience: int = 0) -> Watch:
 
 def best_of(*figures: Figures, epsilon: float = 0.1) -> int | None:
     watch = watch_of(*figures)
-    watch.begin()
+    watch.measure_start()
     for step in range(1, len(figures)):
         watch.measure(step, epsilon=epsilon)
     return watch.best_step
@@ -62,7 +62,7 @@ def test_the_first_of_equals_stays_best_and_what_is_not_finite_is_worst() -> Non
 def test_it_stops_after_measurements_that_were_no_better_and_continues_from_its_state() -> None:
     losses = [Figures(new_loss=loss) for loss in (9, 5, 6, 4, 5, 5)]
     watch = watch_of(*losses, patience=2)
-    watch.begin()
+    watch.measure_start()
     seen = []
     for step in range(1, 5):
         watch.measure(step, epsilon=1)

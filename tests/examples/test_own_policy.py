@@ -32,6 +32,19 @@ from craftcli.policies.lerobot.datasets import open_dataset
 FOLDER = Path(__file__).parents[2] / "examples/own_policy"
 PROJECT = tomllib.loads((FOLDER / "pyproject.toml").read_text("utf-8"))["project"]
 
+INCOMPLETE = """
+from craftcli.policies.base import PolicyAdapter
+
+class NoMethods(PolicyAdapter):
+    policy_types = ("tdmpc",)
+
+class NoPooling(PolicyAdapter):
+    policy_types, stack_names, default_stack = ("tdmpc",), ("layers",), "layers"
+    default_layers, token_kinds = (-1,), frozenset({"action"})
+    stacks = input_keys = features = compute_dtype = lambda *_: None
+"""
+"""Adapters of a package that its author has not finished."""
+
 
 def install(site: Path, name: str, entries: dict[str, str]) -> None:
     """What an installer leaves of a package for others to find."""
@@ -142,12 +155,18 @@ def test_the_commands_of_its_readme_run(
         ({"mixer": "somewhere:Adapter"}, "two adapters.*'mixer'.*lerobot_policy_mixer"),
         ({"tdmpc": "nowhere.at.all:Adapter"}, "'tdmpc' cannot be used.*ModuleNotFoundError"),
         ({"tdmpc": "pathlib:Path"}, "'tdmpc' cannot be used.*not a PolicyAdapter"),
+        ({"tdmpc": "incomplete:NoMethods"}, "'tdmpc' cannot be used.*abstract.*compute_dtype"),
+        (
+            {"tdmpc": "incomplete:NoPooling"},
+            "'tdmpc' cannot be used.*NoPooling does not set default_pooling, output_kind;",
+        ),
     ],
 )
 def test_adapters_that_cannot_be_are_told(
     entry: dict[str, str], told: str, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, "other_package", entry)
+    (tmp_path / "incomplete.py").write_text(INCOMPLETE)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(CraftError, match=told):
         adapter_for(next(iter(entry)))

@@ -135,7 +135,7 @@ def test_a_merge_belongs_to_the_run_of_its_seed() -> None:
     plan = plan_sweep(spec_of(merge, NONE, seeds=[0, 1]))
     assert [job.arm for job in plan.runs] == ["none", "none", "half", "half"]
     assert [job.base for job in plan.runs[2:]] == [job.folder for job in plan.runs[:2]]
-    with pytest.raises(CraftError, match="merges seed 1 of none, which is not trained"):
+    with pytest.raises(CraftError, match="needs seed 1 of none, which is not trained"):
         plan_sweep(spec_of(merge, {**NONE, "seeds": [0]}, seeds=[0, 1]))
 
 

@@ -50,7 +50,7 @@ def select_rows(config: CacheConfig, dataset: Any) -> list[int]:
 def _chosen(
     rows: NDArray[Any], groups: NDArray[Any] | None, samples: int, rng: np.random.Generator
 ) -> list[int]:
-    """So many of the rows, sorted; evenly over their groups, if there are any."""
+    """Draw `samples` of the rows, evenly over their groups if there are any; sorted."""
     if groups is None:
         picked = rng.choice(rows, size=samples, replace=False)
     else:
@@ -59,14 +59,14 @@ def _chosen(
 
 
 def most_samples(dataset: Any) -> int:
-    """The most anchors that a dataset has frames for; of several, with their weights."""
+    """The most anchors that a dataset has frames for; several datasets give them by weights."""
     if not getattr(dataset, "is_weighted", False):
         return len(dataset)
     return max(_most(list(map(len, dataset.parts)), dataset.shares), len(dataset.parts))
 
 
 def _most(frames: Sequence[int], shares: Sequence[float]) -> int:
-    """The largest number whose parts by these shares are no larger than the datasets."""
+    """The largest number of samples that, divided by these shares, every dataset has frames for."""
     most = min(int((have + 1) / share) + 1 for have, share in zip(frames, shares, strict=True))
     while most > len(shares) and any(
         count > have for count, have in zip(apportion(most, shares), frames, strict=True)

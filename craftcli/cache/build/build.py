@@ -70,7 +70,7 @@ class BuildReport:
     reused: int
     """Chunks that an earlier, interrupted build had committed."""
     invalid_made: int = 0
-    """How many of the rows with NaN or infinity were made."""
+    """Rows with NaN or infinity that are not frames of the dataset, but were made."""
 
 
 def build_cache(
@@ -136,7 +136,7 @@ def open_source(
 ) -> RowSource:
     """The rows that the settings ask for; `dataset` is None where no data is needed.
 
-    With --env it holds the `RecordedFrames`.
+    With --env, `dataset` is the `RecordedFrames`.
     """
     if config.env is not None:
         return RecordedRows(dataset, input_statistics(teacher), prompts, config.seed)

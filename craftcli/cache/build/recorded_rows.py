@@ -28,7 +28,7 @@ class RecordedFrame:
     """Step of the episode, from 0."""
     task: str
     observation: Mapping[str, NDArray[Any]]
-    """The inputs by name; several observations along the first axis if the policy reads those."""
+    """The inputs by name; if the policy reads several observations, they are the first axis."""
 
     def update(self, digest: Any) -> None:
         """Add everything that the frame holds to a digest."""

@@ -120,7 +120,7 @@ class DatasetFrames:
 
     @property
     def parts(self) -> tuple[DatasetIdentity, ...] | None:
-        """The datasets, each with a digest of its own frames; None of a single one."""
+        """The datasets, each with a digest of its own frames; None for a single one."""
         return part_identities(self._dataset, self._frames)
 
 

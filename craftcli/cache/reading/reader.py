@@ -25,7 +25,7 @@ from craftcli.system.file_mapping import MAX_MAPPINGS
 from craftcli.system.memory import free_bytes
 
 MEMORY = ("auto", "ram", "mmap")
-# One part in so many of the free memory: policy, gradients and system need the rest.
+# Rows may take a quarter of the free memory: policy, gradients and system need the rest.
 _RAM_SHARE = 4
 # Arrays this many times narrower than the widest are kept in memory: mappings would be wasted.
 _NARROW = 256
@@ -191,7 +191,7 @@ class CacheReader:
         return problems + (damaged or self._unsealed_stats())
 
     def _unsealed_stats(self) -> list[str]:
-        """The layers whose statistics are readable, and not those that the build wrote."""
+        """Problems with statistics that can be read but are not those that the build wrote."""
         problems = []
         for layer in layer_names(self.manifest) if self.stats_sealed else []:
             try:

@@ -1,11 +1,11 @@
 """Random access to the rows of one array: in memory, mapped or fetched.
 
-A chunk is checked when one of its rows is first used. Batches are small, so that
-Python decides the speed: once the chunks are loaded, reading a batch runs almost no Python code.
+A chunk is checked when one of its rows is first used. Batches are small, so Python code would take
+most of the time: once the chunks are loaded, reading a batch runs almost none.
 
-Reading past the end of a mapped file kills the process (SIGBUS). So the size of each file that is
-read is asked for first, which takes about 2 µs. Only a file that is made shorter in that very
-instant still does it.
+Reading past the end of a mapped file kills the process (SIGBUS). So the size of a file is checked
+before each read, which takes about 2 µs. Only a file that is made shorter between this check and
+the read still kills the process.
 """
 
 import contextlib

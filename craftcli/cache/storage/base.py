@@ -144,7 +144,7 @@ class Destination(Protocol):
         ...
 
     def check_free(self, *, overwrite: bool) -> None:
-        """Refuse a path at which something must not be replaced."""
+        """Refuse a path that holds something that must not be replaced."""
         ...
 
     def interrupted_build(self) -> InterruptedBuild | None:

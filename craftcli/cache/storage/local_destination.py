@@ -4,7 +4,7 @@ The build folder is `<path>.partial`. It stays when a build is interrupted after
 chunk, so that `--resume` can continue it. A complete cache is moved in three steps: the cache that
 it replaces gets a random name, the new one becomes `<path>`, the old one is removed. If that is
 interrupted, the next build undoes or completes it. Nothing that craft did not write is removed
-(`own_files`), and no link is followed but that at `<path>` itself.
+(`own_files`), and the only link that is followed is `<path>` itself.
 
 Without zarr, a folder is known as a cache by the attribute "craft" in its `zarr.json`.
 """

@@ -15,7 +15,7 @@ from craftcli.distributed import Processes
 from craftcli.errors import CraftError
 from craftcli.system.file_locks import lock_bytes, unlock_bytes
 
-# The system does not set a process against itself, and closing the file twice would unlock it.
+# A process does not see its own locks, and closing its file a second time would unlock it.
 _held_here: set[Path] = set()
 
 

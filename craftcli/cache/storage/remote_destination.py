@@ -44,7 +44,7 @@ class RemoteDestination:
             raise half_built_error(self.path, found)
 
     def check_free(self, *, overwrite: bool) -> None:
-        """Refuse a path at which something must not be replaced."""
+        """Refuse a path that holds something that must not be replaced."""
         manifest = self._manifest()
         if manifest is None:
             if any(name != LOCK_FILE for name in self.folder.names()):

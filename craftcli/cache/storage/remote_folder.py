@@ -24,7 +24,7 @@ from craftcli.errors import EXIT_USAGE, CraftError
 from craftcli.locations import RemotePath
 
 _RETRIES = 100_000
-"""So many that the time decides and not their number; obstore's default of 10 lasts two seconds."""
+"""So many that the time limit ends them first; obstore's default of 10 lasts two seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Patience:
 
     total_s: float = 180.0
     first_wait_s: float = 0.1
-    """Before the first repeat; later ones wait longer, by chance and up to twice as long."""
+    """Time before the first repeat. Later waits are random, each up to twice the one before."""
     longest_wait_s: float = 5.0
 
     def faster(self, times: float) -> "Patience":

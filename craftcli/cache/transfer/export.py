@@ -108,7 +108,7 @@ def export_cache(
 
 
 def check_file(output: Path, *, overwrite: bool) -> None:
-    """Refuse a folder, a place in a cache, and a file that is no export or not to be replaced."""
+    """Refuse a folder, a path inside a cache, and a file that may not be replaced."""
     if output.is_dir():
         raise CraftError(
             f"{output} is a folder.",

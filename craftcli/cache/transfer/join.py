@@ -273,7 +273,7 @@ def _dataset(datasets: Sequence[DatasetIdentity], selected: NDArray[Any]) -> Dat
 def _parts_of_all(manifests: Sequence[Manifest]) -> tuple[DatasetIdentity, ...] | None:
     """The datasets of caches that have the same several; None otherwise.
 
-    Which frames of each were selected is said for all together.
+    Which frames were selected is recorded for all of them together.
     """
     if len({manifest.dataset.fingerprint for manifest in manifests}) > 1:
         return None

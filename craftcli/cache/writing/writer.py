@@ -1,8 +1,8 @@
 """Writes a cache: chunk by chunk, then the statistics, then `complete` in the manifest.
 
 `CacheWriter.write_chunk` commits a chunk: rows, fsync, commit record, fsync. A chunk is committed
-when its record matches the checksums of all arrays (`unfinished`). `storage.local_folder` has the
-fsync.
+when its record matches the checksums of all arrays (`unfinished`). `storage.local_folder` chooses
+the files and folders to fsync, and `sync_path` of `craftcli.whole_files` does it.
 """
 
 from collections.abc import Mapping, Sequence

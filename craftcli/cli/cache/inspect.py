@@ -19,7 +19,7 @@ from craftcli.cli.output import Output
 from craftcli.cli.quiet import quiet_libraries
 from craftcli.config.inspect import InspectConfig
 from craftcli.config.settings import Source
-from craftcli.demo.defaults import DEMO_POLICY_TYPE
+from craftcli.demo.defaults import is_of_demo
 from craftcli.errors import EXIT_CHECK_FAILED, CraftError
 from craftcli.locations import Location
 
@@ -103,7 +103,7 @@ def inspect(source: Source[InspectConfig], output: Output) -> None:
     _require_agreement(findings, config.path)
     teacher = summary.teacher
     if teacher.weights_digest:
-        demo = teacher.policy_type == DEMO_POLICY_TYPE
+        demo = is_of_demo(teacher.policy_type)
         output.next(train_on(config.path, demo=demo, policy=teacher.source))
 
 
@@ -132,12 +132,12 @@ def _open(path: Location, output: Output) -> "CacheReader":
 
 def _compare(reader: "CacheReader", config: InspectConfig, output: Output) -> _Findings:
     """Compare the cache with the policy and dataset, and run its teacher again for --verify."""
-    from craftcli.cache.identity import is_of_demo, unnamed_teacher_reason
+    from craftcli.cache.identity import unnamed_teacher_reason
 
     not_run = None
     if not config.rows_to_run:
         not_run = "--verify-rows is 0"
-    elif not config.policy and not is_of_demo(reader.manifest):
+    elif not config.policy and not is_of_demo(reader.manifest.teacher.policy_type):
         not_run = unnamed_teacher_reason(reader.manifest)
     # Return before LeRobot is imported, which takes long, if there is nothing to compare or run.
     if not_run and not config.policy and not config.dataset:

@@ -1,11 +1,11 @@
 """Which adapter serves which policy.
 
-In this order, first for the policy's own type, then for the types that its configuration class
-derives from (a variant of pi05 is served as pi05):
+An adapter is one of craft's own, `ADAPTERS`, or another package provides it as an entry point of
+the group "craftcli.policies". Two adapters for the same policy type are an error.
 
-1. an adapter that another package provides as an entry point of the group "craftcli.policies";
-2. one of craft's own, `ADAPTERS`;
-3. if no type has one, the generic adapter, which reads stacks by their path.
+A policy is served by the adapter of its own type; else by that of the nearest type that its
+configuration class derives from (a variant of pi05 is served as pi05); else by the generic adapter,
+which reads stacks by their path.
 """
 
 import functools
@@ -30,16 +30,33 @@ from craftcli.policies.families.xvla import XvlaAdapter
 ENTRY_POINT_GROUP = "craftcli.policies"
 """Entry points of packages that provide adapters: name = policy type, value = adapter class."""
 
+
+def checked(adapter: PolicyAdapter) -> PolicyAdapter:
+    """The adapter itself, if it sets everything that every adapter must set.
+
+    Python refuses a class without the abstract methods, but not one without the class variables.
+
+    Raises:
+        TypeError: a class variable is missing.
+    """
+    if unset := adapter.unset():
+        raise TypeError(
+            f"{type(adapter).__name__} does not set {', '.join(unset)}; "
+            "craftcli/policies/base.py says what they mean"
+        )
+    return adapter
+
+
 ADAPTERS: tuple[PolicyAdapter, ...] = (
-    Pi0FastAdapter(),
-    Pi0Adapter(),
-    Pi05Adapter(),
-    SmolVLAAdapter(),
-    ActAdapter(),
-    DiffusionAdapter(),
-    VqBetAdapter(),
-    MultiTaskDitAdapter(),
-    XvlaAdapter(),
+    checked(Pi0FastAdapter()),
+    checked(Pi0Adapter()),
+    checked(Pi05Adapter()),
+    checked(SmolVLAAdapter()),
+    checked(ActAdapter()),
+    checked(DiffusionAdapter()),
+    checked(VqBetAdapter()),
+    checked(MultiTaskDitAdapter()),
+    checked(XvlaAdapter()),
 )
 
 
@@ -94,7 +111,10 @@ def _load(entry: EntryPoint) -> PolicyAdapter:
         raise _unusable(entry, f"{type(error).__name__}: {error}") from error
     if not isinstance(adapter, PolicyAdapter):
         raise _unusable(entry, f"it is a {type(adapter).__name__}, not a PolicyAdapter")
-    return adapter
+    try:
+        return checked(adapter)
+    except TypeError as error:
+        raise _unusable(entry, str(error)) from error
 
 
 def _unusable(entry: EntryPoint, why: str) -> CraftError:

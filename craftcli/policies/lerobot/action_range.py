@@ -61,8 +61,8 @@ def describe_out_of_reach(policy: Checkpoint, dataset: Any) -> str | None:
 def _describe_constant(number: int, low: NDArray[Any], actions: NDArray[Any]) -> str:
     return (
         f"action {number} was always {low[number]:.3g} in the data of the policy's normaliser, so "
-        f"that it has no scale for the {actions[:, number].min():.3g} to "
-        f"{actions[:, number].max():.3g} to be learned. --stats widen gives it one."
+        f"it has no scale there; in the new data it goes from {actions[:, number].min():.3g} to "
+        f"{actions[:, number].max():.3g}. --stats widen gives it a scale."
     )
 
 

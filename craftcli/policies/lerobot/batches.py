@@ -126,7 +126,7 @@ def usable_frames(dataset: Any, drop_last_frames: int) -> NDArray[np.int64]:
 
 
 def _explained(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The same batches. Of an error in a worker process, torch passes on only the text."""
+    """The same batches. An error of a worker process, passed on as text, is raised as it was."""
     try:
         yield from batches
     except RuntimeError as error:
@@ -138,7 +138,7 @@ def _explained(batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def _end_without(parent: int, worker: int) -> None:
-    """End a worker whose training process was killed while it started: torch would let it wait."""
+    """End a worker if its training process has been killed: torch would let it wait forever."""
     if os.getppid() != parent:
         os._exit(1)
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -230,7 +230,7 @@ def _cannot_open(source: str, error: Exception) -> CraftError:
     while cause.__cause__ is not None and not isinstance(cause, CraftError):
         cause = cause.__cause__
     if isinstance(cause, CraftError):
-        # A new one: raised from an error that it caused, it would be its own cause.
+        # A copy: the caller raises it `from` an error that has `cause` as its own cause.
         return CraftError(cause.what, why=cause.why, fix=cause.fix, exit_code=cause.exit_code)
     lines = str(cause).strip().splitlines()
     return CraftError(

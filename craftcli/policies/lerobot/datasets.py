@@ -101,7 +101,7 @@ def _without_hub(folder: Path) -> Iterator[None]:
 def check_columns(dataset: Any, policy_config: Any, renames: Mapping[str, str]) -> None:
     """Refuse a dataset whose tables lack values of a column that the policy reads.
 
-    A column that only its info file has is read as one without values.
+    A column that only the info file names is read as one without values.
     """
     problems = []
     for name in _columns_read(dataset, policy_config, renames):

@@ -117,7 +117,7 @@ def _selection_digest(selected: Iterable[int]) -> str:
 
 
 def video_decoder(dataset: Any) -> str | None:
-    """What decodes the videos of a dataset, as far as it decides their pixels; None without any."""
+    """The decoder of a dataset's videos, with what decides their pixels; None without videos."""
     if parts := getattr(dataset, "parts", ()):
         decoders = dict.fromkeys(map(video_decoder, parts))
         return ", ".join(decoder for decoder in decoders if decoder) or None

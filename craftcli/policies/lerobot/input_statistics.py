@@ -71,7 +71,7 @@ class InputStatistics:
         )
 
     def blank_actions(self, rows: int) -> Batch:
-        """Actions that stand for none: the teacher's own take their place."""
+        """Zeros in the shape of actions; the teacher's own actions replace them."""
         shape = (rows, *self.action_shape)
         padding = torch.zeros(shape[:-1], dtype=torch.bool)
         return {ACTION: torch.zeros(shape), f"{ACTION}_is_pad": padding}
@@ -80,7 +80,9 @@ class InputStatistics:
         """Refuse a policy whose inputs statistics cannot describe."""
         problem = None
         if self.cameras:
-            problem = f"it reads images ({', '.join(self.cameras)}), of which statistics say little"
+            problem = (
+                f"it reads images ({', '.join(self.cameras)}), and statistics say little of those"
+            )
         elif self.missing:
             problem = f"its normaliser has no statistics of {', '.join(self.missing)}"
         elif not self.vectors:
@@ -152,7 +154,7 @@ class InputStatistics:
 
     @cached_property
     def _copies(self) -> dict[str, str]:
-        """For each vector the first one with the same statistics: the same numbers twice.
+        """For each vector, the first one with the same statistics: it holds the same numbers.
 
         Drawn apart, such copies contradict each other, and the old skill was lost (0.80 of
         pick-place and 0.52 of the new task, instead of more than 0.9 of both).

@@ -68,10 +68,10 @@ class JoinedMeta:
 
 
 def own_names(features: Mapping[str, Any], renames: Mapping[str, str]) -> dict[str, str]:
-    """A dataset's own names for features that the whole calls otherwise.
+    """A dataset's own names of features that have another name in the joined dataset.
 
-    --rename OLD=NEW is for datasets that say OLD. One that says NEW already gets the name OLD, so
-    that the policy's preprocessor renames the frames of all.
+    --rename OLD=NEW is for datasets with the name OLD. Where a dataset has NEW already, the feature
+    is called OLD in the joined one, so that the policy's preprocessor renames it in all frames.
     """
     return {old: new for old, new in renames.items() if old not in features and new in features}
 
@@ -102,7 +102,7 @@ def _common_features(
 def _joined_stats(
     metas: Sequence[Any], names: Sequence[Mapping[str, str]], features: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """The statistics of features of which all datasets have some."""
+    """The joined statistics of the features that have statistics in every dataset."""
     every = [
         {key: (meta.stats or {}).get(own.get(key, key)) for key in features}
         for meta, own in zip(metas, names, strict=True)

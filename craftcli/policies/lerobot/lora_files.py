@@ -23,7 +23,7 @@ _BASE_PREFIX = "base_model.model."
 
 @dataclass(frozen=True, kw_only=True)
 class BasePolicy:
-    """The policy on top of which LoRA weights were trained."""
+    """The policy that LoRA weights were trained on."""
 
     source: str
     """A folder or a Hub name."""

@@ -16,10 +16,12 @@ from craftcli.patching import replaced
 def remote_code(source: str, *, allowed: bool) -> Iterator[None]:
     """Refuse remote code inside the block unless it is allowed.
 
-    LeRobot always passes trust_remote_code=True to transformers, and has no setting for it. All
-    remote code passes one function, which copies or downloads it before it is imported. Modules
-    that imported the function by its name still call it; for them, its own first look at the code
-    refuses. LoRA weights may name a module that PEFT imports; no policy of LeRobot's needs that.
+    LeRobot always passes trust_remote_code=True to transformers, and has no setting for it. So
+    three functions refuse here:
+
+    - `get_cached_module_file`, which copies or downloads all remote code before it is imported;
+    - `check_imports`, which it calls for each file, for modules that hold the original by its name;
+    - the import of a module that LoRA weights name; no policy of LeRobot's needs that.
     """
     if allowed:
         yield
@@ -45,7 +47,7 @@ def remote_code(source: str, *, allowed: bool) -> Iterator[None]:
 def load_lazy_tokenizers(*pipelines: Any) -> None:
     """Load now what a step would load at its first batch, when nothing refuses remote code.
 
-    Only LeRobot's step for GR00T is written so, but any policy may use that step.
+    Only LeRobot's step for GR00T loads so late, but any policy may use that step.
     """
     for pipeline in pipelines:
         for step in pipeline.steps:

@@ -1,7 +1,7 @@
 """Writes checkpoints in LeRobot's layout, and reads the optimizer of one.
 
-LeRobot's own `save_checkpoint` and its readers change between versions (0.6.2 has other arguments
-and drops some of them), its files do not. The bytes are those of LeRobot 0.6.1.
+LeRobot's own `save_checkpoint` and its readers change between versions: 0.6.2 has other arguments,
+and some are gone. The files stay the same. The bytes written here are those of LeRobot 0.6.1.
 """
 
 import json

@@ -206,7 +206,7 @@ def describe_frame_rates(dataset: Any) -> str | None:
 
 
 def _shares(frames: Sequence[int], weights: Sequence[float | None]) -> tuple[float, ...]:
-    """The share of each dataset: by frames, or by weights, of which a missing one is 1."""
+    """The share of each dataset: by its frames, or by its weight, which is 1 if it is missing."""
     if all(weight is None for weight in weights):
         own: list[float] = list(map(float, frames))
     else:

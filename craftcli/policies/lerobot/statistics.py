@@ -6,8 +6,8 @@ divides by 1e-8 where a number stood still. Neither is an error, and neither is 
 - *missing* or *inert* statistics (base models name them by robot, or have mean 0 and deviation 1):
   the policy would be trained in raw units.
 - numbers that *stood still* in the old data have no scale: a new label becomes 1e8.
-- data *far* from the old statistics: the policy sees and predicts large numbers. One that moved a
-  thousandth of what it moves now drowns all others.
+- data *far* from the old statistics: the policy sees and predicts large numbers. A number
+  that moved a thousandth of what it moves now outweighs all others.
 
 Everything here is numbers in, numbers out; `task_processors` applies it to a policy.
 """

@@ -1,8 +1,8 @@
 """Draws frames of several datasets by weights, in an order that only the seed decides.
 
 An epoch has as many draws as there are usable frames in all. Each dataset gets its share of them,
-to the nearest whole number, in random places. Within a dataset, draws go through all its frames
-before one comes again, and go on in the next epoch where they stopped.
+to the nearest whole number, in random places. Within a dataset, all frames are drawn
+before one comes again; the next epoch continues where the last one stopped.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -12,7 +12,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture
 def flips(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The benchmark of 1,000 flips, of which the tests make fewer."""
+    """The benchmark of 1,000 flips; the tests make fewer."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     import flips
 

@@ -1,4 +1,4 @@
-"""Small real things to damage: a sweep with a cache, a run, a merged policy and evaluations."""
+"""Small real things to damage: a sweep with cache, run, interpolated policy and evaluations."""
 
 from dataclasses import dataclass
 from pathlib import Path

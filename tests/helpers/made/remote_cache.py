@@ -1,7 +1,10 @@
-"""A small cache in an object store, and builds of it that break off."""
+"""A local object store, a small cache in it, and builds of that cache that break off."""
 
+import logging
+import urllib.request
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import obstore
+import pytest
 from moto.server import ThreadedMotoServer
 from obstore.store import S3Store
 
@@ -22,20 +26,21 @@ from craftcli.locations import Location, RemotePath
 from made.manifests import make_manifest
 from made.rows import Rows, rows_of_chunk
 
+BUCKET = "anchors"
 CHUNKS = 3
 TASKS = ["push the cube", "öffne die Tür"]
 
 
 @dataclass
 class Bucket:
-    """The bucket of the server, and the server's switch."""
+    """A bucket of the server, and the server's switch."""
 
     server: ThreadedMotoServer
     endpoint: str
 
     def new_path(self) -> RemotePath:
         """A place that nobody used yet."""
-        return RemotePath(f"s3://anchors/{uuid.uuid4().hex}/a.zarr")
+        return RemotePath(f"s3://{BUCKET}/{uuid.uuid4().hex}/a.zarr")
 
     def stop(self) -> None:
         self.server.stop()
@@ -44,6 +49,29 @@ class Bucket:
         port = int(self.endpoint.rpartition(":")[2])
         self.server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
         self.server.start()
+
+
+@contextmanager
+def served(name: str = BUCKET) -> Iterator[Bucket]:
+    """A moto server on loopback with one bucket; s3:// URLs are asked of it."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    found = Bucket(server, f"http://{host}:{port}")
+    request = urllib.request.Request(f"{found.endpoint}/{name}", method="PUT")
+    urllib.request.urlopen(request, timeout=10).close()
+    environment = {
+        "AWS_ENDPOINT_URL": found.endpoint,
+        "AWS_ACCESS_KEY_ID": "any",
+        "AWS_SECRET_ACCESS_KEY": "any",
+        "AWS_REGION": "us-east-1",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in environment.items():
+            patch.setenv(variable, value)
+        yield found
+    found.stop()
 
 
 def raw(path: RemotePath) -> Any:

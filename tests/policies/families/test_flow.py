@@ -22,7 +22,7 @@ from craftcli.policies.lerobot.checkpoint import Checkpoint, load_checkpoint
 from craftcli.policies.pooling import pool
 
 PER_CAMERA = {"smolvla": 2**2, "pi05": 4**2, "pi0": 4**2}
-"""Image tokens at 32 px: patches of 8 px, of which smolvla joins 2 by 2."""
+"""Image tokens at 32 px: patches of 8 px; smolvla joins 2 by 2 of them."""
 STATE_TOKENS = {"smolvla": 1, "pi05": 0, "pi0": 0}
 
 families = pytest.mark.parametrize("family", list(PER_CAMERA))

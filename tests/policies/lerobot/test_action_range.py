@@ -100,7 +100,7 @@ def test_an_action_without_a_scale_is_reported_for_any_policy(
     text = warning(folder, actions())
     assert text
     assert text.startswith("action 1 was always 0.5 in the data")
-    assert "no scale for the -1 to 1 to be learned" in text
+    assert "in the new data it goes from -1 to 1" in text
     assert warning(folder, actions(low=0.5) * 0 + 0.5) is None
 
 

@@ -1,15 +1,12 @@
 """A moto server on loopback that is asked as S3 would be."""
 
-import logging
 import os
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import obstore
 import pytest
-from made.remote_cache import Bucket, build, raw, tree
-from moto.server import ThreadedMotoServer
+from made.remote_cache import Bucket, build, raw, served, tree
 
 from craftcli.cache.storage import remote_folder
 from craftcli.cache.storage.remote_folder import Patience
@@ -18,27 +15,11 @@ from craftcli.locations import RemotePath
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[Bucket]:
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    found = Bucket(server, f"http://{host}:{port}")
-    request = urllib.request.Request(f"{found.endpoint}/anchors", method="PUT")
-    urllib.request.urlopen(request, timeout=10).close()
-    environment = {
-        "AWS_ENDPOINT_URL": found.endpoint,
-        "AWS_ACCESS_KEY_ID": "any",
-        "AWS_SECRET_ACCESS_KEY": "any",
-        "AWS_REGION": "us-east-1",
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
+    with served() as found, pytest.MonkeyPatch.context() as patch:
         # A store that is gone is given up soon, and local copies need not survive a power cut.
         patch.setattr(remote_folder, "PATIENCE", Patience(total_s=0.5))
         patch.setattr(os, "fsync", lambda _: None)
         yield found
-    found.stop()
 
 
 @pytest.fixture
