@@ -188,6 +188,14 @@ class LogEntry:
         return [f"L_{m}={loss:.3g}" for m, loss in modes.items()] if len(modes) > 1 else []
 
 
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """The gradients of a step that told them apart."""
+
+    step: int
+    gradients: ProjectionReport
+
+
 class Window:
     """Collects the steps between two log lines."""
 
@@ -195,8 +203,8 @@ class Window:
         self._steps = steps
         self._mode = mode
         self._reports: list[StepReport] = []
-        self._measured: StepReport | None = None
-        """The last step before these in which the gradients were told apart."""
+        self._measured: Measurement | None = None
+        """The last one before these steps."""
 
     def add(self, report: StepReport) -> None:
         """Add a step."""
@@ -228,7 +236,11 @@ class Window:
         turns = [report.retention for report in reports if report.retention]
         if not turns:
             return entry
-        measured = [r for r in reports if r.retention and r.retention.gradients]
+        measured = [
+            Measurement(step=r.step, gradients=r.retention.gradients)
+            for r in reports
+            if r.retention and r.retention.gradients
+        ]
         self._measured = measured[-1] if measured else self._measured
         earlier = [self._measured] if self._measured else []
         entry = _with_gradients(_with_retention(entry, turns), measured or earlier)
@@ -236,14 +248,17 @@ class Window:
 
     def state_dict(self) -> dict[str, Any]:
         """The steps since the last log line, for a resumed run."""
-        measured = None if self._measured is None else _to_state(self._measured)
+        measured = None if self._measured is None else asdict(self._measured)
         return {"reports": [_to_state(report) for report in self._reports], "measured": measured}
 
     def load_state_dict(self, state: dict[str, Any] | list[dict[str, Any]]) -> None:
         """Continue from saved steps; earlier versions saved the list of them alone."""
         saved = {"reports": state, "measured": None} if isinstance(state, list) else state
         self._reports = [_from_state(entry) for entry in saved["reports"]]
-        self._measured = _from_state(saved["measured"]) if saved["measured"] else None
+        measured = saved["measured"]
+        self._measured = measured and Measurement(
+            step=measured["step"], gradients=ProjectionReport(**measured["gradients"])
+        )
 
 
 def _to_state(report: StepReport) -> dict[str, Any]:
@@ -289,14 +304,13 @@ def _with_retention(entry: LogEntry, turns: list[RetentionReport]) -> LogEntry:
     )
 
 
-def _with_gradients(entry: LogEntry, measured: list[StepReport]) -> LogEntry:
-    """The entry with the averages over these steps, in which the gradients were told apart."""
-    seen = [r.retention.gradients for r in measured if r.retention and r.retention.gradients]
-    if not seen:
+def _with_gradients(entry: LogEntry, measured: list[Measurement]) -> LogEntry:
+    """The entry with the averages over these measurements."""
+    if not measured:
         return entry
 
     def mean(value: Callable[[ProjectionReport], float]) -> float:
-        return fmean(map(value, seen))
+        return fmean(value(one.gradients) for one in measured)
 
     return replace(
         entry,

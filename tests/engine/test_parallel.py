@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from tiny.act import policy as tiny_act
 from tiny.processes import together
@@ -43,7 +44,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def settings(world: dict[str, str], output: Path, **changed: Any) -> TrainConfig:
     fixed = {"steps": STEPS, "save_every": 0, "log_every": 1, "lr": 2e-4, "device": "cpu"}
-    fixed |= {"mode": "hidden+action", "epsilon_start": 0.001, "lambda_lr": 0.2, "seed": 3}
+    fixed |= {"mode": "hidden+action", "epsilon_start": 0.001, "lambda_lr": 0.004, "seed": 3}
     paths = {**world, "cache": Path(world["cache"]), "output": output}
     return TrainConfig(**{**fixed, **paths, **changed})
 
@@ -84,7 +85,9 @@ def final_weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "checkpoints/last/pretrained_model/model.safetensors")
 
 
-def assert_alike(figures: list[dict[str, float]], weights: Any, alone: tuple[Any, Any]) -> None:
+def assert_alike(
+    figures: list[dict[str, float]], weights: Any, alone: tuple[Any, Any], *, atol: float = 2e-5
+) -> None:
     expected, expected_weights = alone
     assert len({round(entry["lam"], 3) for entry in expected}) > 3  # λ really moves
     for number, (one, other) in enumerate(zip(figures, expected, strict=True)):
@@ -97,7 +100,7 @@ def assert_alike(figures: list[dict[str, float]], weights: Any, alone: tuple[Any
             assert one[name] == pytest.approx(other[name], rel=2e-3, abs=1e-6), (number, name)
     assert weights.keys() == expected_weights.keys()
     for name, tensor in weights.items():
-        torch.testing.assert_close(tensor, expected_weights[name], rtol=1e-3, atol=2e-5)
+        torch.testing.assert_close(tensor, expected_weights[name], rtol=1e-3, atol=atol)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
@@ -151,7 +154,7 @@ def test_steps_of_one_backward_pass_are_alike_too(
 ) -> None:
     """With a budget that holds, steps 11 to 13 join task and anchors in one pass."""
     # λ falls while the budget holds; a large step of it shows that in few turns.
-    wide: dict[str, Any] = {"steps": 13, "epsilon_start": 10.0, "lambda_lr": 20.0}
+    wide: dict[str, Any] = {"steps": 13, "epsilon_start": 10.0, "lambda_lr": 0.4}
     train(
         settings(world, tmp_path / "one", batch_size=8, anchor_batch_size=8, **wide), tmp_path / "f"
     )
@@ -162,7 +165,9 @@ def test_steps_of_one_backward_pass_are_alike_too(
     )
     first, second = train_together(two, tmp_path / "figures")
     assert first == second
-    assert_alike(first, final_weights(tmp_path / "two"), (alone, final_weights(tmp_path / "one")))
+    # Adam turns the rounding of a gradient near 0 into half a step of 2e-4.
+    whole = (alone, final_weights(tmp_path / "one"))
+    assert_alike(first, final_weights(tmp_path / "two"), whole, atol=1e-4)
 
 
 def test_one_backward_pass_is_one_reduction(world: dict[str, str], tmp_path: Path) -> None:
@@ -187,7 +192,9 @@ def test_one_backward_pass_is_one_reduction(world: dict[str, str], tmp_path: Pat
     assert steps[10:] == [1, 1]
 
 
-def _counted_reduction(counts: list[int], bucket: Any) -> Any:
+def _counted_reduction(
+    counts: list[int], bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
     counts.append(bucket.index())
