@@ -253,12 +253,12 @@ class Window:
 
     def load_state_dict(self, state: dict[str, Any] | list[dict[str, Any]]) -> None:
         """Continue from saved steps; earlier versions saved the list of them alone."""
-        saved = {"reports": state, "measured": None} if isinstance(state, list) else state
-        self._reports = [_from_state(entry) for entry in saved["reports"]]
-        measured = saved["measured"]
-        self._measured = measured and Measurement(
-            step=measured["step"], gradients=ProjectionReport(**measured["gradients"])
-        )
+        saved: dict[str, Any] = {"reports": state} if isinstance(state, list) else state
+        reports, measured = saved["reports"], saved.get("measured")
+        self._reports = [_from_state(entry) for entry in reports]
+        if measured is not None:
+            gradients = ProjectionReport(**measured["gradients"])
+            self._measured = Measurement(step=measured["step"], gradients=gradients)
 
 
 def _to_state(report: StepReport) -> dict[str, Any]:

@@ -193,12 +193,13 @@ def test_one_backward_pass_is_one_reduction(world: dict[str, str], tmp_path: Pat
 
 
 def _counted_reduction(
-    counts: list[int], bucket: dist.GradBucket
+    counts: list[int],
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # torch checks this name
 ) -> torch.futures.Future[torch.Tensor]:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
     counts.append(bucket.index())
-    return allreduce_hook(None, bucket)
+    return allreduce_hook(dist.group.WORLD, bucket)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
