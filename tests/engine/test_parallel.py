@@ -199,6 +199,7 @@ def _counted_reduction(
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
     counts.append(bucket.index())
+    assert dist.group.WORLD is not None
     return allreduce_hook(dist.group.WORLD, bucket)
 
 
