@@ -24,8 +24,9 @@ from craftcli.engine.retention.imitation import Imitation
 from craftcli.errors import CraftError
 from craftcli.policies.base import FeatureRequest, Features
 from craftcli.policies.lerobot.batches import read_rows
-from craftcli.policies.lerobot.checkpoint import WEIGHTS_FILE, Checkpoint, load_checkpoint
+from craftcli.policies.lerobot.checkpoint import Checkpoint, load_checkpoint
 from craftcli.policies.lerobot.datasets import open_dataset
+from craftcli.policies.lerobot.weight_files import WEIGHTS_FILE
 from craftcli.policies.pooling import needs_action_tokens, pool, required_tokens
 
 ROWS = [0, 2, 5, 9]
