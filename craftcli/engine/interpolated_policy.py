@@ -22,7 +22,7 @@ from craftcli.engine.weight_interpolation import (
 )
 from craftcli.errors import EXIT_USAGE, CraftError
 from craftcli.policies.lerobot.checkpoint import Checkpoint, load_checkpoint
-from craftcli.policies.lerobot.identity import processor_digest
+from craftcli.policies.lerobot.identity import same_processors
 from craftcli.policies.lerobot.lora import fold_lora, weight_dtypes
 from craftcli.policies.lerobot.saving import write_weights
 from craftcli.sealed_json import sealed
@@ -185,5 +185,5 @@ def _report(plan: InterpolationPlan, output: Path) -> InterpolationReport:
         parameters=sum(p.numel() for p in student.policy.parameters()),
         adapters_merged=plan.adapters_merged,
         other_processor=teacher is not None
-        and processor_digest(teacher.preprocess) != processor_digest(student.preprocess),
+        and not same_processors(teacher.preprocess, student.preprocess),
     )

@@ -8,6 +8,7 @@ import torch
 from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS
 from torch import Tensor
 
+from craftcli.errors import CraftError
 from craftcli.policies.attention_masks import additive
 from craftcli.policies.base import Batch, LayerStack, Policy
 from craftcli.policies.families.flow import EXPERT, VLM, FlowAdapter, Stream
@@ -41,6 +42,7 @@ class Pi05Adapter(FlowAdapter):
 
     @override
     def prefix(self, policy: Policy, batch: Batch) -> Stream:
+        _refuse_memory(policy)
         images, image_masks = policy._preprocess_images(batch)
         language = batch[OBS_LANGUAGE_TOKENS]
         embeddings, pad_mask, blocks = policy.model.embed_prefix(
@@ -96,6 +98,20 @@ class Pi05Adapter(FlowAdapter):
                 adarms_cond=[None, None if suffix is None else suffix.condition],
             )
         return states
+
+
+def _refuse_memory(policy: Policy) -> None:
+    """Refuse the memory of earlier frames that pi05 can have in LeRobot after 0.6.1."""
+    memories = ("use_visual_memory", "use_proprioceptive_memory")
+    switched_on = [name for name in memories if getattr(policy.config, name, False)]
+    if switched_on:
+        raise CraftError(
+            "This pi05 policy cannot be retained.",
+            why=f"{' and '.join(switched_on)} of its configuration makes it act on earlier frames "
+            "too, which craft does not store.",
+            fix="retain a policy that was trained without memory, or use --mode l2sp, which needs "
+            "no anchors.",
+        )
 
 
 @contextmanager

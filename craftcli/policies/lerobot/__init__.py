@@ -2,6 +2,7 @@
 
 checkpoint       open a policy with its processors (`load_checkpoint`)
 policy_files     what a policy folder may contain, checked before LeRobot reads it
+processor_files  open the processors of a folder, with tokenizers saved beside them
 weight_files     check that every weight was loaded
 lora_files       checkpoints that hold only LoRA weights
 lora             add LoRA weights to a policy, or fold them into it

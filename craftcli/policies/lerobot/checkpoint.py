@@ -5,13 +5,14 @@ import io
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from lerobot.configs import PreTrainedConfig
-from lerobot.policies.factory import get_policy_class, make_pre_post_processors
+from lerobot.policies.factory import get_policy_class
 
 from craftcli.config.run_paths import find_beside
 
@@ -32,10 +33,15 @@ from craftcli.policies.lerobot.lora_files import (
     lora_state,
 )
 from craftcli.policies.lerobot.policy_files import check_policy_files
-from craftcli.policies.lerobot.remote_code import load_lazy_tokenizers, remote_code
-from craftcli.policies.lerobot.weight_files import check_weights
+from craftcli.policies.lerobot.processor_files import open_processors
+from craftcli.policies.lerobot.remote_code import remote_code
+from craftcli.policies.lerobot.weight_files import (
+    WEIGHTS_FILE,
+    check_weights,
+    note_averaged,
+    refuse_shards,
+)
 
-WEIGHTS_FILE = "model.safetensors"
 _HUB_ERRORS = (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError)
 
 
@@ -137,9 +143,6 @@ def load_checkpoint(
     config.device = device
     config.pretrained_path = str(folder)
     adapter = adapter_for(config.type)
-    overrides = {"device_processor": {"device": device}, **adapter.processor_overrides(config)}
-    if renames:
-        overrides["rename_observations_processor"] = {"rename_map": dict(renames)}
     try:
         # LeRobot prints while loading; standard output belongs to the command's data.
         with (
@@ -149,15 +152,14 @@ def load_checkpoint(
             policy_class = get_policy_class(config.type)
             for checked in filter(None, (folder, base)):
                 check_policy_files(checked, config)
+            refuse_shards(base or folder)
             policy = policy_class.from_pretrained(str(base or folder), config=config)
-            preprocess, postprocess = make_pre_post_processors(
-                config, pretrained_path=str(folder), preprocessor_overrides=overrides
-            )
-            load_lazy_tokenizers(preprocess, postprocess)
+            preprocess, postprocess = open_processors(folder, config, adapter, renames=renames)
     except Exception as error:  # LeRobot, transformers and the Hub raise many kinds here
         raise _cannot_open(source, error) from error
     if not adapter.loads_strictly:
         check_weights(policy.state_dict(), (base or folder) / WEIGHTS_FILE, adapter)
+    note_averaged(folder)
     policy.to(device)
     with remote_code(source, allowed=trust_remote_code):
         peft = _with_lora(policy, folder, base, adapter, source) if base else None
@@ -251,5 +253,6 @@ def _load_config(folder: Path, source: str) -> Any:
         raise CraftError(
             f"Cannot read the policy configuration of {source}.",
             why=f"{folder / 'config.json'}: {error}",
-            fix="check that the checkpoint was saved by LeRobot 0.6.",
+            fix="check that it was saved by LeRobot 0.6 or later, and by none that is later than "
+            f"the installed {version('lerobot')}: its settings may be new.",
         ) from error

@@ -38,6 +38,12 @@ _RUNTIME_KEYS = frozenset(
     }
 )
 
+_TOKENIZERS = {
+    "tokenizer_name": "input_tokenizer",
+    "action_tokenizer_name": "action_tokenizer",
+}
+"""Settings of LeRobot's steps that name a tokenizer, and where the step has it."""
+
 
 def teacher_identity(checkpoint: Checkpoint) -> TeacherIdentity:
     """The teacher's identity: digests of its weights, its settings and its preprocessor."""
@@ -153,10 +159,39 @@ def config_digest(file: Path) -> str:
 
 def processor_digest(pipeline: Any) -> str:
     """Digest of a preprocessor: its steps, their settings and the normaliser's statistics."""
-    steps = _without_folders(pipeline.get_config())
-    for step in steps["steps"]:
-        step["config"].pop("device", None)
-    digest = hashlib.sha256(_canonical(steps))
+    return _pipeline_digest(pipeline, _settings(pipeline))
+
+
+def same_processors(one: Any, other: Any) -> bool:
+    """Whether two pipelines do the same.
+
+    Tokenizers are compared by their words, not by their names: later versions of LeRobot than 0.6.1
+    save a copy of the tokenizer with every checkpoint, which then has another name.
+    """
+    first, second = ((pipeline, _settings(pipeline)) for pipeline in (one, other))
+    for pipeline, settings in (first, second):
+        for step, entry in zip(pipeline.steps, settings["steps"], strict=True):
+            for name, holder in _TOKENIZERS.items():
+                if name in entry["config"]:
+                    entry["config"][name] = _words(getattr(step, holder))
+    return _pipeline_digest(*first) == _pipeline_digest(*second)
+
+
+def _words(tokenizer: Any) -> list[Any]:
+    inner = getattr(tokenizer, "tokenizer", tokenizer)  # a tokenizer of actions has one of words
+    rounding = [getattr(tokenizer, name, None) for name in ("scale", "min_token")]
+    return [sorted(inner.get_vocab().items()), str(inner.special_tokens_map), *rounding]
+
+
+def _settings(pipeline: Any) -> Any:
+    settings = _without_folders(pipeline.get_config())
+    for entry in settings["steps"]:
+        entry["config"].pop("device", None)
+    return settings
+
+
+def _pipeline_digest(pipeline: Any, settings: Any) -> str:
+    digest = hashlib.sha256(_canonical(settings))
     for name, tensors in sorted(pipeline.state_dict().items()):
         for key, tensor in sorted(tensors.items()):
             digest.update(f"{name} {key}".encode())

@@ -62,6 +62,10 @@ def _check_step(file: Path, number: int, entry: dict[str, Any]) -> None:
     state = entry.get("state_file")
     if state is not None and (not isinstance(state, str) or Path(state).name != state):
         raise _refused(file, f"step {number} reads {state!r}, a file outside the policy's folder")
+    beside = entry.get("artifacts") or {}
+    for path in beside.values() if isinstance(beside, dict) else [beside]:
+        if not isinstance(path, str) or Path(path).is_absolute() or ".." in Path(path).parts:
+            raise _refused(file, f"step {number} opens {path!r}, not in the policy's folder")
 
 
 def _unregistered_steps() -> set[str]:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from lerobot.configs import FeatureType, NormalizationMode, PolicyFeature
-from lerobot.policies.factory import make_pre_post_processors
 from lerobot.processor import NormalizerProcessorStep, UnnormalizerProcessorStep
 from lerobot.utils.constants import ACTION, OBS_STATE
 
@@ -23,9 +22,10 @@ from craftcli.choices import OutputKind, Stats
 from craftcli.errors import CraftError
 from craftcli.policies.lerobot.apart_statistics import DATASET_PROCESSORS
 from craftcli.policies.lerobot.checkpoint import Checkpoint, Processors
-from craftcli.policies.lerobot.identity import processor_digest
+from craftcli.policies.lerobot.identity import same_processors
 from craftcli.policies.lerobot.policy_files import check_policy_files
-from craftcli.policies.lerobot.remote_code import load_lazy_tokenizers, remote_code
+from craftcli.policies.lerobot.processor_files import open_processors
+from craftcli.policies.lerobot.remote_code import remote_code
 from craftcli.policies.lerobot.several_datasets import SeveralDatasets, labels, parts_of
 from craftcli.policies.lerobot.statistics import (
     OUT_OF_SCALE,
@@ -271,7 +271,7 @@ def with_anchors_of(policy: Checkpoint, stored: Stored | None) -> Checkpoint:
     if stored is None:
         return policy
     anchors = as_the_anchors(policy, stored)
-    if processor_digest(anchors.preprocess) == processor_digest(policy.preprocess):
+    if same_processors(anchors.preprocess, policy.preprocess):
         return replace(policy, teachers=None)
     pair = Processors(preprocess=anchors.preprocess, postprocess=anchors.postprocess)
     return replace(policy, teachers=pair)
@@ -331,20 +331,13 @@ def with_saved_teacher(policy: Checkpoint, *, trust_remote_code: bool = False) -
 
 def _load_pair(policy: Checkpoint, folder: Path, *, trust_remote_code: bool) -> Processors:
     config = policy.policy.config
-    overrides = {
-        "device_processor": {"device": config.device},
-        **policy.adapter.processor_overrides(config),
-    }
     try:
         with (
             contextlib.redirect_stdout(io.StringIO()),
             remote_code(policy.source, allowed=trust_remote_code),
         ):
             check_policy_files(folder, config)
-            before, after = make_pre_post_processors(
-                config, pretrained_path=str(folder), preprocessor_overrides=overrides
-            )
-            load_lazy_tokenizers(before, after)
+            before, after = open_processors(folder, config, policy.adapter)
     except CraftError:
         raise
     except Exception as error:  # LeRobot raises many kinds for files that it cannot read

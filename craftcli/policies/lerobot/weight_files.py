@@ -14,6 +14,36 @@ from craftcli.policies.base import PolicyAdapter
 
 _log = logging.getLogger(__name__)
 
+WEIGHTS_FILE = "model.safetensors"
+_SHARDS = "pytorch_model_fsdp_0"
+"""Where LeRobot's sharded training saves with --checkpoint_format dcp, in no other file."""
+_AVERAGED = "_ema"
+"""What LeRobot adds to the name of a policy's folder for the average of its weights (EMA)."""
+
+
+def refuse_shards(folder: Path) -> None:
+    """Say how weights that sharded training saved in pieces become a file that opens."""
+    if (folder / _SHARDS).is_dir() and not (folder / WEIGHTS_FILE).exists():
+        raise CraftError(
+            f"The weights of {folder} are saved in shards, which craft does not open.",
+            why=f"there is {_SHARDS}, of training with --checkpoint_format dcp, and no "
+            f"{WEIGHTS_FILE}.",
+            fix=f"join them with lerobot-convert-dcp --checkpoint_dir={folder} (of the LeRobot "
+            "that trained the policy), then run the command again.",
+        )
+
+
+def note_averaged(folder: Path) -> None:
+    """Say that a checkpoint has averaged weights beside those that are taken."""
+    averaged = folder.with_name(folder.name + _AVERAGED)
+    if (averaged / WEIGHTS_FILE).is_file():
+        _log.warning(
+            "Taking the weights as they were trained, of %s. The checkpoint has their moving "
+            "average (EMA) too: --policy %s takes that.",
+            folder,
+            averaged,
+        )
+
 
 def check_weights(state: Mapping[str, torch.Tensor], file: Path, adapter: PolicyAdapter) -> None:
     """Compare every tensor of the policy with the file, because LeRobot may hide a failed load.

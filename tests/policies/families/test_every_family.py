@@ -24,8 +24,9 @@ from craftcli.engine.retention.imitation import Imitation
 from craftcli.errors import CraftError
 from craftcli.policies.base import FeatureRequest, Features
 from craftcli.policies.lerobot.batches import read_rows
-from craftcli.policies.lerobot.checkpoint import WEIGHTS_FILE, Checkpoint, load_checkpoint
+from craftcli.policies.lerobot.checkpoint import Checkpoint, load_checkpoint
 from craftcli.policies.lerobot.datasets import open_dataset
+from craftcli.policies.lerobot.weight_files import WEIGHTS_FILE
 from craftcli.policies.pooling import needs_action_tokens, pool, required_tokens
 
 ROWS = [0, 2, 5, 9]
@@ -255,10 +256,7 @@ def test_anchor_inputs_are_a_function_of_seed_and_row(
     chance = torch.get_rng_state()
     together = it.anchors(own_actions=own_actions)
     again = it.anchors(own_actions=own_actions)
-    row = {
-        key: value[2:3] if isinstance(value, torch.Tensor) and value.dim() else value
-        for key, value in it.batch.items()
-    }
+    row = it.checkpoint.preprocess(read_rows(it.dataset, ROWS[2:3]))
     with torch.no_grad():
         alone = it.adapter.anchor_inputs(it.policy, row, seeds=SEEDS[2:3], own_actions=own_actions)
     assert torch.equal(torch.get_rng_state(), chance)

@@ -14,7 +14,8 @@ from craftcli.errors import CraftError
 from craftcli.policies.base import FeatureRequest, Features
 from craftcli.policies.families.any_policy import GenericAdapter
 from craftcli.policies.families.registry import adapter_for
-from craftcli.policies.lerobot.checkpoint import WEIGHTS_FILE, load_checkpoint
+from craftcli.policies.lerobot.checkpoint import load_checkpoint
+from craftcli.policies.lerobot.weight_files import WEIGHTS_FILE
 
 MAKERS = {"pi05": pi05, "pi0": pi0}
 TIME_LAYERS = {"pi05": "time_mlp_", "pi0": "action_time_mlp_"}

@@ -13,7 +13,8 @@ from tiny.world import ACTIONS, CAMERAS
 
 from craftcli.policies.base import NOISE, TIME, FeatureRequest, Features
 from craftcli.policies.families.xvla import XvlaAdapter
-from craftcli.policies.lerobot.checkpoint import WEIGHTS_FILE, load_checkpoint
+from craftcli.policies.lerobot.checkpoint import load_checkpoint
+from craftcli.policies.lerobot.weight_files import WEIGHTS_FILE
 from craftcli.policies.seeded_noise import normal_rows, row_generators
 
 ADAPTER = XvlaAdapter()
