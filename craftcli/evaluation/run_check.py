@@ -7,7 +7,17 @@ from typing import Any
 
 from craftcli.cache.reading.reader import CacheReader
 from craftcli.config.run_paths import find_beside, find_paths
-from craftcli.engine.checkpoint_manifest import CheckpointManifest, Dependency, file_digest
+from craftcli.engine.checkpoint_manifest import CheckpointManifest
+from craftcli.engine.file_digests import file_digest
+from craftcli.engine.outside import (
+    CACHE,
+    DATASET,
+    Dependency,
+    changed_files,
+    digest_dataset,
+    digest_policy,
+    uncovered,
+)
 from craftcli.engine.run_folder import (
     BEST,
     CHECKPOINTS,
@@ -255,25 +265,39 @@ def _check_dependency(kind: str, before: Dependency) -> DependencyState:
     if where is not None and not Path(where).exists():
         return DependencyState(kind=kind, name=before.name, state="missing", why=f"no {where}")
     try:
-        same = _digest_now(kind, before) == before.digest
+        changes = _changes(kind, before)
     except (CraftError, OSError) as error:
         return DependencyState(kind=kind, name=before.name, state="unknown", why=str(error))
-    return DependencyState(
-        kind=kind, name=before.name, state="unchanged" if same else "changed", why=None
-    )
+    if changes is None:
+        state, why = "unchanged", uncovered(kind, before)
+    else:
+        state, why = "changed", changes or None
+    return DependencyState(kind=kind, name=before.name, state=state, why=why)
+
+
+def _changes(kind: str, before: Dependency) -> str | None:
+    """What of a dependency has changed: empty if that is not known; None if nothing has."""
+    if before.files is None or before.folder is None:
+        return None if _digest_now(kind, before) == before.digest else ""
+    folder = Path(before.folder)
+    now = digest_dataset(folder, before.files) if _is(DATASET, kind) else digest_policy(folder)
+    return changed_files(before.files, now) or None
 
 
 def _digest_now(kind: str, before: Dependency) -> str:
+    """The digest of a cache; of a dataset or a policy, the one that earlier versions saved."""
     folder = before.folder or before.name
-    # The second of several datasets is dataset.2.
-    match kind.partition(".")[0]:
-        case "cache":
-            return CacheReader.open(folder).content_digest()
-        case "dataset":
-            # Imported here: LeRobot takes long, and a run without a manifest does not need it.
-            from craftcli.policies.lerobot.datasets import open_recorded_dataset
-            from craftcli.policies.lerobot.identity import dataset_identity
+    if _is(CACHE, kind):
+        return CacheReader.open(folder).content_digest()
+    if _is(DATASET, kind):
+        # Imported here: LeRobot takes long, and digests of files do not need it.
+        from craftcli.policies.lerobot.datasets import open_recorded_dataset
+        from craftcli.policies.lerobot.identity import dataset_identity
 
-            return dataset_identity(open_recorded_dataset(before.name, folder), []).fingerprint
-        case _:
-            return file_digest(Path(folder) / "model.safetensors")
+        return dataset_identity(open_recorded_dataset(before.name, folder), []).fingerprint
+    return file_digest(Path(folder) / "model.safetensors")
+
+
+def _is(one: str, kind: str) -> bool:
+    # The second of several datasets is dataset.2.
+    return kind.partition(".")[0] == one
