@@ -171,26 +171,30 @@ class Trainer:
         return self._resumed.step if self._resumed else 0
 
     def steps(self) -> Iterator[StepReport]:
-        """Train, and yield the report of every step; writes no files."""
-        batches = self._seeded_batches()
-        preprocess = task_preprocessor(self.student, self._dataset)
-        for step in range(self.steps_done, self.config.steps):
-            waiting = time.perf_counter()
-            now = [preprocess(b) for b in islice(batches, self.config.grad_accum)]
-            report = train_step(
-                step,
-                now,
-                policy=self.student.policy,
-                execution=self.execution,
-                optimizer=self.optimizer,
-                scheduler=self.scheduler,
-                retention=self.retention,
-                clip_norm=self._pipeline.optimizer.grad_clip_norm,
-                data_s=time.perf_counter() - waiting,
-            )
-            if self._step_start:
-                self._step_start.keep()
-            yield report
+        """Train, and yield the report of every step; writes no files.
+
+        The worker processes that read the data end with it.
+        """
+        with closing(self._batches):
+            batches = self._seeded_batches()
+            preprocess = task_preprocessor(self.student, self._dataset)
+            for step in range(self.steps_done, self.config.steps):
+                waiting = time.perf_counter()
+                now = [preprocess(b) for b in islice(batches, self.config.grad_accum)]
+                report = train_step(
+                    step,
+                    now,
+                    policy=self.student.policy,
+                    execution=self.execution,
+                    optimizer=self.optimizer,
+                    scheduler=self.scheduler,
+                    retention=self.retention,
+                    clip_norm=self._pipeline.optimizer.grad_clip_norm,
+                    data_s=time.perf_counter() - waiting,
+                )
+                if self._step_start:
+                    self._step_start.keep()
+                yield report
 
     def run(
         self,
