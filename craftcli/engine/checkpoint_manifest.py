@@ -10,8 +10,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 
+from craftcli.config.run_paths import find_beside
 from craftcli.engine.file_digests import file_digest, new_digest
-from craftcli.engine.outside import Dependency, spoken_kind, uncovered
+from craftcli.engine.outside import (
+    LORA_BASE,
+    WEIGHTS_FILE,
+    Dependency,
+    changed_base,
+    spoken_kind,
+    uncovered,
+)
 from craftcli.engine.run_files import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -121,7 +129,22 @@ class CheckpointManifest:
             for name, own in self.files.items()
             if name.startswith(_POLICY_FOLDERS) or name in (CONFIG_FILE, STATE_FILE)
         }
-        return [*_differences(folder, read), *self.record_problems(folder)]
+        return [
+            *_differences(folder, read),
+            *self.record_problems(folder),
+            *self._base_problems(folder),
+        ]
+
+    def _base_problems(self, folder: Path) -> list[str]:
+        """Whether the policy under LoRA weights has changed; opening it says if it is gone."""
+        before = self.depends.get(LORA_BASE)
+        place = Path(find_beside(before.folder, folder)) if before and before.folder else None
+        if before is None or place is None or not (place / WEIGHTS_FILE).is_file():
+            return []
+        changes = changed_base(before, place)
+        if changes is None:
+            return []
+        return [f"{spoken_kind(LORA_BASE)} in {place} is another" + (changes and f" ({changes})")]
 
     def _lack_of_summary(self, run: Path) -> list[str]:
         there = not self.summary or (run / SUMMARY_FILE).is_file()

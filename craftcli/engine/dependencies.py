@@ -40,7 +40,7 @@ def find_dependencies(
         folder = str(path.absolute()) if isinstance(path, Path) else None
         found[CACHE] = Dependency(name=str(path), folder=folder, digest=digest)
     if student.peft is not None:
-        found[LORA_BASE] = _lora_base(student)
+        found[LORA_BASE] = _lora_base(student, before.get(LORA_BASE))
     return found
 
 
@@ -51,8 +51,9 @@ def _dataset(data: DatasetIdentity, before: Dependency | None) -> Dependency:
     return Dependency(name=data.repo_id, folder=data.root, digest=data.fingerprint, files=files)
 
 
-def _lora_base(student: Checkpoint) -> Dependency:
+def _lora_base(student: Checkpoint, before: Dependency | None) -> Dependency:
     """The policy under the LoRA weights; those are in the checkpoint itself."""
     weights = student.weight_files[0]
-    folder, files = str(weights.parent), digest_policy(weights.parent)
+    folder = str(weights.parent)
+    files = digest_policy(weights.parent, before.files if before else None)
     return Dependency(name=folder, folder=folder, digest=files[weights.name], files=files)

@@ -12,6 +12,7 @@ from craftcli.engine.file_digests import (
     WHOLE_BYTES,
     differences,
     digest_contents,
+    file_digest,
     read_in_parts,
 )
 from craftcli.engine.outside_files import dataset_files, policy_files
@@ -20,6 +21,7 @@ CACHE = "cache"
 DATASET = "dataset"
 """The second of several datasets is dataset.2, and so on."""
 LORA_BASE = "lora_base"
+WEIGHTS_FILE = "model.safetensors"
 
 _SPOKEN = {
     CACHE: "the cache",
@@ -71,9 +73,24 @@ def digest_dataset(root: Path, before: Mapping[str, str] | None) -> dict[str, st
     return digest_contents(dataset_files(root), before, whole_bytes=WHOLE_BYTES)
 
 
-def digest_policy(folder: Path) -> dict[str, str]:
-    """The digests of a policy's files, all of them read whole: single bytes of weights matter."""
-    return digest_contents(policy_files(folder))
+def digest_policy(folder: Path, before: Mapping[str, str] | None) -> dict[str, str]:
+    """The digests of a policy's files, all of them read whole: single bytes of weights matter.
+
+    `before` are earlier digests of it: files that came later were never part of it.
+    """
+    files = policy_files(folder)
+    known = files if before is None else {name: files[name] for name in before if name in files}
+    return digest_contents(known)
+
+
+def changed_base(before: Dependency, folder: Path) -> str | None:
+    """What has changed of the policy under LoRA weights, which is in `folder` now.
+
+    None if nothing has; empty if an earlier version saved no digests that would tell.
+    """
+    if before.files is not None:
+        return changed_files(before.files, digest_policy(folder, before.files)) or None
+    return None if file_digest(folder / WEIGHTS_FILE) == before.digest else ""
 
 
 def uncovered(kind: str, found: Dependency) -> str | None:

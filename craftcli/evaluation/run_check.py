@@ -8,14 +8,13 @@ from typing import Any
 from craftcli.cache.reading.reader import CacheReader
 from craftcli.config.run_paths import find_beside, find_paths
 from craftcli.engine.checkpoint_manifest import CheckpointManifest
-from craftcli.engine.file_digests import file_digest
 from craftcli.engine.outside import (
     CACHE,
-    DATASET,
+    LORA_BASE,
     Dependency,
+    changed_base,
     changed_files,
     digest_dataset,
-    digest_policy,
     uncovered,
 )
 from craftcli.engine.run_folder import (
@@ -277,27 +276,17 @@ def _check_dependency(kind: str, before: Dependency) -> DependencyState:
 
 def _changes(kind: str, before: Dependency) -> str | None:
     """What of a dependency has changed: empty if that is not known; None if nothing has."""
-    if before.files is None or before.folder is None:
-        return None if _digest_now(kind, before) == before.digest else ""
-    folder = Path(before.folder)
-    now = digest_dataset(folder, before.files) if _is(DATASET, kind) else digest_policy(folder)
-    return changed_files(before.files, now) or None
-
-
-def _digest_now(kind: str, before: Dependency) -> str:
-    """The digest of a cache; of a dataset or a policy, the one that earlier versions saved."""
     folder = before.folder or before.name
-    if _is(CACHE, kind):
-        return CacheReader.open(folder).content_digest()
-    if _is(DATASET, kind):
-        # Imported here: LeRobot takes long, and digests of files do not need it.
+    if kind == LORA_BASE:
+        return changed_base(before, Path(folder))
+    if before.files is not None:
+        return changed_files(before.files, digest_dataset(Path(folder), before.files)) or None
+    if kind == CACHE:
+        now = CacheReader.open(folder).content_digest()
+    else:
+        # An earlier version saved only this. Imported here, because LeRobot takes long.
         from craftcli.policies.lerobot.datasets import open_recorded_dataset
         from craftcli.policies.lerobot.identity import dataset_identity
 
-        return dataset_identity(open_recorded_dataset(before.name, folder), []).fingerprint
-    return file_digest(Path(folder) / "model.safetensors")
-
-
-def _is(one: str, kind: str) -> bool:
-    # The second of several datasets is dataset.2.
-    return kind.partition(".")[0] == one
+        now = dataset_identity(open_recorded_dataset(before.name, folder), []).fingerprint
+    return None if now == before.digest else ""

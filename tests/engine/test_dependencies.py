@@ -153,6 +153,33 @@ def test_a_file_of_the_policy_under_lora_weights_is_named(
     assert f"({named})" in " ".join(result.stderr.split())
 
 
+def test_a_changed_policy_under_lora_weights_is_not_opened(
+    craft: Callable[..., Any], folder: Path
+) -> None:
+    """By `eval` and others, which open the policy of a run."""
+    (folder / "base/README.md").write_text("notes do not count")
+    assert craft("info", "--policies", "--policy", folder / "run").exit_code == 0
+    edit_json(folder / "base/config.json", lambda config: config.update(n_action_steps=1))
+    for command in (("eval",), ("info", "--policies", "--policy")):
+        result = craft(*command, folder / "run")
+        assert result.exit_code == EXIT_CHECK_FAILED, result.output
+        said = " ".join(result.stderr.split())
+        assert "the policy under the LoRA weights in" in said
+        assert "(config.json has changed)" in said
+
+
+def test_a_changed_policy_under_lora_weights_of_an_earlier_version_is_not_opened(
+    craft: Callable[..., Any], folder: Path
+) -> None:
+    as_earlier_versions_wrote(folder / "run")
+    with (folder / "base/model.safetensors").open("r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        file.write(b"xyz")
+    result = craft("info", "--policies", "--policy", folder / "run")
+    assert result.exit_code == EXIT_CHECK_FAILED, result.output
+    assert "is another" in result.stderr
+
+
 def test_a_replaced_video_is_noticed(craft: Callable[..., Any], tmp_path: Path) -> None:
     policy = smolvla.make(tmp_path / "policy")
     data = write_dataset(tmp_path / "data", videos=True)
