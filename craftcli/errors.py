@@ -32,8 +32,13 @@ def explain_lost_worker(error: BaseException) -> CraftError | None:
     """
     if not isinstance(error, RuntimeError) or "DataLoader worker" not in str(error):
         return None
+    return lost_worker_error(str(error).splitlines()[0])
+
+
+def lost_worker_error(found: str) -> CraftError:
+    """The error of a worker process that has ended; `found` is how that was noticed."""
     return CraftError(
         "A worker process that reads the data has ended.",
-        why=f"{str(error).splitlines()[0]}. The system ends processes when memory is short.",
+        why=f"{found.rstrip('. ')}. The system ends processes when memory is short.",
         fix="use fewer --workers; with --workers 0 an error in the data is shown itself.",
     )

@@ -8,8 +8,10 @@
 - `retention/`: what the student is held to, and how it is opened.
 - `run_folder`, `run_files`, `run_lock`, `summary_file`, `summary`: a run on disk, and who writes
   what of it.
-- `checkpoints`, `checkpoint_manifest`, `checkpoint_size`, `dependencies`: checkpoints with digests
-  of all they need, and how large they are.
+- `checkpoints`, `checkpoint_manifest`, `checkpoint_size`: checkpoints with digests of all they
+  need, and how large they are.
+- `dependencies`, `outside`, `outside_files`, `file_digests`: what a run needs outside its folder,
+  and whether that has changed.
 - `saved_steps`: the checkpoints of a run, and which of them lerobot-train wrote.
 - `resuming`: a run that is continued; `failed_step`: takes a step that failed back.
 - `watch`: measurements between steps, the best checkpoint, early stopping; `kept_checkpoints`:
@@ -20,8 +22,9 @@
 - `weight_interpolation`, `interpolated_policy`, `merge_output`: policies between a student and
   its teacher.
 
-`run_folder`, `run_files`, `run_lock`, `checkpoint_manifest`, `kept_checkpoints`, `merge_output`,
-`resuming`, `saved_steps`, `summary_file` and `verdict` are light; everything else imports torch.
+`run_folder`, `run_files`, `run_lock`, `checkpoint_manifest`, `outside`, `outside_files`,
+`file_digests`, `kept_checkpoints`, `merge_output`, `resuming`, `saved_steps`, `summary_file` and
+`verdict` are light; everything else imports torch.
 """
 
 from typing import TYPE_CHECKING

@@ -4,14 +4,22 @@ It is written last, into the folder of the checkpoint, and `--resume` and `craft
 Checkpoints of earlier versions have none. Nothing here imports torch.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Self
 
+from craftcli.config.run_paths import find_beside
+from craftcli.engine.file_digests import file_digest, new_digest
+from craftcli.engine.outside import (
+    LORA_BASE,
+    WEIGHTS_FILE,
+    Dependency,
+    changed_base,
+    spoken_kind,
+    uncovered,
+)
 from craftcli.engine.run_files import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -26,24 +34,13 @@ from craftcli.errors import EXIT_CHECK_FAILED, CraftError
 from craftcli.sealed_json import json_digest, sealed, unsealed
 from craftcli.whole_files import write_text
 
-FORMAT = 1
-"""Version of the file."""
+FORMAT = 2
+"""Version of the file. Version 1 has no digests of the files of datasets and of LoRA's policies."""
+_READABLE = (1, FORMAT)
 
 _POLICY_FOLDERS = ("pretrained_model/", "teacher_processors/")
 """In a checkpoint: what `craft eval` opens."""
-_new_digest = partial(hashlib.blake2b, digest_size=16)
 _PART = 2**20  # of a log, which may be larger than memory
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dependency:
-    """Something outside the run that a resumed run needs unchanged."""
-
-    name: str
-    """Name or URL, as in the settings of the run."""
-    folder: str | None
-    """The folder in which it was, if it is a local one."""
-    digest: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +84,7 @@ class CheckpointManifest:
             return None
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise ValueError(f"{MANIFEST_FILE} cannot be read") from error
-        if version != FORMAT:
+        if version not in _READABLE:
             raise ValueError(f"{MANIFEST_FILE} has the format {version!r}, not {FORMAT}")
         if digest != json_digest(content):
             raise ValueError(f"{MANIFEST_FILE} has changed")
@@ -132,7 +129,22 @@ class CheckpointManifest:
             for name, own in self.files.items()
             if name.startswith(_POLICY_FOLDERS) or name in (CONFIG_FILE, STATE_FILE)
         }
-        return [*_differences(folder, read), *self.record_problems(folder)]
+        return [
+            *_differences(folder, read),
+            *self.record_problems(folder),
+            *self._base_problems(folder),
+        ]
+
+    def _base_problems(self, folder: Path) -> list[str]:
+        """Whether the policy under LoRA weights has changed; opening it says if it is gone."""
+        before = self.depends.get(LORA_BASE)
+        place = Path(find_beside(before.folder, folder)) if before and before.folder else None
+        if before is None or place is None or not (place / WEIGHTS_FILE).is_file():
+            return []
+        changes = changed_base(before, place)
+        if changes is None:
+            return []
+        return [f"{spoken_kind(LORA_BASE)} in {place} is another" + (changes and f" ({changes})")]
 
     def _lack_of_summary(self, run: Path) -> list[str]:
         there = not self.summary or (run / SUMMARY_FILE).is_file()
@@ -140,17 +152,30 @@ class CheckpointManifest:
 
     def changed_dependencies(self, now: Mapping[str, Dependency]) -> list[str]:
         """Which dependencies differ from those of the checkpoint."""
+        found = {
+            name: before.changes(now[name]) for name, before in self.depends.items() if name in now
+        }
         return [
-            f"{_spoken(name)} {now[name].name} is not the one of the checkpoint"
-            for name, before in self.depends.items()
-            if name in now and now[name].digest != before.digest
+            f"{spoken_kind(name)} {now[name].name} is not the one of the checkpoint"
+            + (f" ({changes})" if changes else "")
+            for name, changes in found.items()
+            if changes is not None
+        ]
+
+    def uncovered(self) -> list[str]:
+        """What of the dependencies the manifest has no digests of, in words."""
+        found = {name: uncovered(name, own) for name, own in self.depends.items()}
+        return [
+            f"{spoken_kind(name)} {self.depends[name].name}: {text}"
+            for name, text in found.items()
+            if text
         ]
 
     def log_problems(self, file: Path) -> list[str]:
         """Whether the beginning of the log is missing or has changed."""
         if self.log is None:
             return []
-        digest, left = _new_digest(), self.log.size
+        digest, left = new_digest(), self.log.size
         try:
             with file.open("rb") as lines:
                 while part := lines.read(min(left, _PART)):
@@ -161,24 +186,12 @@ class CheckpointManifest:
         return [] if digest.hexdigest() == self.log.digest else [f"{file.name} has changed"]
 
 
-_SPOKEN = {
-    "cache": "the cache",
-    "dataset": "the dataset",
-    "lora_base": "the policy under the LoRA weights",
-}
-
-
-def _spoken(name: str) -> str:
-    # The second of several datasets is dataset.2.
-    return _SPOKEN.get(name.partition(".")[0], name)
-
-
 class LogDigest:
     """The digest of a growing log file, as far as it is written."""
 
     def __init__(self, content: bytes = b"") -> None:
         self._size = len(content)
-        self._digest = _new_digest(content)
+        self._digest = new_digest(content)
 
     def add(self, content: bytes) -> None:
         """Count what was appended."""
@@ -189,12 +202,6 @@ class LogDigest:
     def mark(self) -> LogMark:
         """The file as it is now."""
         return LogMark(size=self._size, digest=self._digest.hexdigest())
-
-
-def file_digest(file: Path) -> str:
-    """Digest of the bytes of a file."""
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, _new_digest).hexdigest()
 
 
 def digest_files(folder: Path) -> dict[str, str]:
@@ -239,7 +246,7 @@ def _with_steps_of(checkpoint: Path, file: Path) -> str | None:
         text = json.dumps({**own, "steps": saved["steps"]}, indent=2)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return _new_digest(text.encode()).hexdigest()
+    return new_digest(text.encode()).hexdigest()
 
 
 def merged_digests(folder: Path) -> dict[str, str] | None:

@@ -368,7 +368,9 @@ def empty_entry(step: int, *, steps: int, mode: str) -> LogEntry:
 def last_entry(run: Path, *, steps: int, mode: str) -> LogEntry:
     """The last line of a finished run's log; without values if it cannot be read."""
     try:
-        lines = (run / METRICS_FILE).read_bytes().splitlines()
-        return LogEntry(**json.loads(lines[-1]))
+        with (run / METRICS_FILE).open("rb") as file:
+            # The log of a long run is large; no line has as much as a MiB.
+            file.seek(max(file.seek(0, 2) - 2**20, 0))
+            return LogEntry(**json.loads(file.read().splitlines()[-1]))
     except (OSError, ValueError, IndexError, TypeError):
         return empty_entry(steps, steps=steps, mode=mode)

@@ -3,10 +3,10 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from craftcli.config.run_paths import (
     PATHS,
@@ -36,10 +36,12 @@ from craftcli.engine.saved_steps import (
     written_by_lerobot,
 )
 from craftcli.errors import EXIT_CHECK_FAILED, EXIT_USAGE, CraftError
-from craftcli.whole_files import write_link, write_text
+from craftcli.whole_files import whole_file, write_link, write_text
 
 SET_ASIDE = "set-aside-from"
 """Begin of the names of folders in a run: what came after a step from which it was resumed."""
+_LONGEST_LINE = 2**20
+"""More than any entry of a log has."""
 _STATE_FIELDS = ("step", "world", "data", "retention", "execution", "window", "tracker")
 # A checkpoint has the sizes of a process among `world` of them; the run's own file, the first ones.
 _SHARED = ("batch_size", "anchor_batch_size")
@@ -204,23 +206,33 @@ def forget_later(resumed: Resumed) -> None:
     if manifest and manifest.log and not manifest.log_problems(file):
         os.truncate(file, manifest.log.size)
         return
-    kept = []
-    for number, line in enumerate(file.read_bytes().splitlines(keepends=True), start=1):
-        if not line.endswith(b"\n"):
-            continue  # cut off when the process died
-        try:
-            keep = int(json.loads(line)["step"]) <= resumed.step
-        except (ValueError, KeyError, TypeError) as error:
-            if resumed.accepts_changes:
-                continue
-            raise CraftError(
-                f"Cannot resume {resumed.run}: its log is damaged.",
-                why=f"line {number} of {file} is not an entry of a step.",
-                fix="remove that line, or add --accept-changes, which leaves it out.",
-            ) from error
-        if keep:
-            kept.append(line)
-    write_text(file, b"".join(kept).decode())
+    # Line by line: the log of a long run may be larger than memory.
+    with whole_file(file) as kept, file.open("rb") as log:
+        for number, line in enumerate(_complete_lines(log), start=1):
+            try:
+                if int(json.loads(line)["step"]) <= resumed.step:
+                    kept.write(line)
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                if resumed.accepts_changes:
+                    continue
+                raise CraftError(
+                    f"Cannot resume {resumed.run}: its log is damaged.",
+                    why=f"line {number} of {file} is not an entry of a step.",
+                    fix="remove that line, or add --accept-changes, which leaves it out.",
+                ) from error
+
+
+def _complete_lines(log: BinaryIO) -> Iterator[bytes]:
+    """The lines of a log, without half a line at its end: the process died that wrote it.
+
+    Of a line that is longer than any entry, only the beginning.
+    """
+    while line := log.readline(_LONGEST_LINE):
+        end = line
+        while end and not end.endswith(b"\n"):
+            end = log.readline(_LONGEST_LINE)
+        if end:
+            yield line
 
 
 def _checkpoint_problems(resumed: Resumed) -> tuple[list[str], str]:

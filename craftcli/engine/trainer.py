@@ -16,12 +16,13 @@ from craftcli.choices import Tracker
 from craftcli.config.train import TrainConfig
 from craftcli.distributed import Processes
 from craftcli.engine.budget_record import BudgetRecord
-from craftcli.engine.checkpoint_manifest import CheckpointManifest, file_digest
+from craftcli.engine.checkpoint_manifest import CheckpointManifest
 from craftcli.engine.checkpoints import SaveFailedError, restore, restore_random_state, save
 from craftcli.engine.dependencies import find_dependencies
 from craftcli.engine.ending import Ending, explained_disk_errors, interruptible, not_finite
 from craftcli.engine.execution import Execution
 from craftcli.engine.failed_step import StepStart
+from craftcli.engine.file_digests import file_digest
 from craftcli.engine.judging import judge
 from craftcli.engine.kept_checkpoints import point_to_best, remove_older
 from craftcli.engine.method.constraint import Note
@@ -170,26 +171,30 @@ class Trainer:
         return self._resumed.step if self._resumed else 0
 
     def steps(self) -> Iterator[StepReport]:
-        """Train, and yield the report of every step; writes no files."""
-        batches = self._seeded_batches()
-        preprocess = task_preprocessor(self.student, self._dataset)
-        for step in range(self.steps_done, self.config.steps):
-            waiting = time.perf_counter()
-            now = [preprocess(b) for b in islice(batches, self.config.grad_accum)]
-            report = train_step(
-                step,
-                now,
-                policy=self.student.policy,
-                execution=self.execution,
-                optimizer=self.optimizer,
-                scheduler=self.scheduler,
-                retention=self.retention,
-                clip_norm=self._pipeline.optimizer.grad_clip_norm,
-                data_s=time.perf_counter() - waiting,
-            )
-            if self._step_start:
-                self._step_start.keep()
-            yield report
+        """Train, and yield the report of every step; writes no files.
+
+        The worker processes that read the data end with it.
+        """
+        with closing(self._batches):
+            batches = self._seeded_batches()
+            preprocess = task_preprocessor(self.student, self._dataset)
+            for step in range(self.steps_done, self.config.steps):
+                waiting = time.perf_counter()
+                now = [preprocess(b) for b in islice(batches, self.config.grad_accum)]
+                report = train_step(
+                    step,
+                    now,
+                    policy=self.student.policy,
+                    execution=self.execution,
+                    optimizer=self.optimizer,
+                    scheduler=self.scheduler,
+                    retention=self.retention,
+                    clip_norm=self._pipeline.optimizer.grad_clip_norm,
+                    data_s=time.perf_counter() - waiting,
+                )
+                if self._step_start:
+                    self._step_start.keep()
+                yield report
 
     def run(
         self,
@@ -372,6 +377,7 @@ class Trainer:
                 if self.retention:
                     keep_weights(self.retention.terms, self.output)
                 self._manifest = self._describe_outside()
+                _say_uncovered(self._manifest, on_note)
             if unlocked:
                 text = f"{self.output} cannot be locked ({unlocked}): start no second run in it."
                 on_note(Note(text=text, is_warning=True))
@@ -381,21 +387,28 @@ class Trainer:
     def _check_dependencies(self, resumed: Resumed, on_note: Callable[[Note], None]) -> None:
         """Refuse to resume with another cache or dataset, unless the user accepts that."""
         require_unmoved(resumed)
-        self._manifest = self._describe_outside()
         before = resumed.manifest()
+        self._manifest = self._describe_outside(before)
+        if before:
+            _say_uncovered(before, on_note)
         changed = before.changed_dependencies(self._manifest.depends) if before else []
         if changed and not resumed.accepts_changes:
             raise changed_error(resumed, "; ".join(changed))
         for text in changed:
             on_note(Note(text=f"--accept-changes: {text}.", is_warning=True))
 
-    def _describe_outside(self) -> CheckpointManifest:
-        """The part of every checkpoint's manifest that no step changes."""
+    def _describe_outside(self, before: CheckpointManifest | None = None) -> CheckpointManifest:
+        """The part of every checkpoint's manifest that no step changes.
+
+        `before` is the manifest of the checkpoint that is resumed.
+        """
         anchors = self.retention.anchors if self.retention else None
         return CheckpointManifest(
             files={},
             run_files=self._run_files(),
-            depends=find_dependencies(self.student, self._dataset, anchors),
+            depends=find_dependencies(
+                self.student, self._dataset, anchors, before=before.depends if before else {}
+            ),
         )
 
     def _run_files(self) -> dict[str, str]:
@@ -496,3 +509,8 @@ class Trainer:
             if self.config.keep_last:
                 remove_older(self.output, keep=self.config.keep_last)
         return self._saved
+
+
+def _say_uncovered(manifest: CheckpointManifest, on_note: Callable[[Note], None]) -> None:
+    for text in manifest.uncovered():
+        on_note(Note(text=f"--resume does not notice every change of {text}."))

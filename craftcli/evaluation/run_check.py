@@ -7,7 +7,16 @@ from typing import Any
 
 from craftcli.cache.reading.reader import CacheReader
 from craftcli.config.run_paths import find_beside, find_paths
-from craftcli.engine.checkpoint_manifest import CheckpointManifest, Dependency, file_digest
+from craftcli.engine.checkpoint_manifest import CheckpointManifest
+from craftcli.engine.outside import (
+    CACHE,
+    LORA_BASE,
+    Dependency,
+    changed_base,
+    changed_files,
+    digest_dataset,
+    uncovered,
+)
 from craftcli.engine.run_folder import (
     BEST,
     CHECKPOINTS,
@@ -255,25 +264,29 @@ def _check_dependency(kind: str, before: Dependency) -> DependencyState:
     if where is not None and not Path(where).exists():
         return DependencyState(kind=kind, name=before.name, state="missing", why=f"no {where}")
     try:
-        same = _digest_now(kind, before) == before.digest
+        changes = _changes(kind, before)
     except (CraftError, OSError) as error:
         return DependencyState(kind=kind, name=before.name, state="unknown", why=str(error))
-    return DependencyState(
-        kind=kind, name=before.name, state="unchanged" if same else "changed", why=None
-    )
+    if changes is None:
+        state, why = "unchanged", uncovered(kind, before)
+    else:
+        state, why = "changed", changes or None
+    return DependencyState(kind=kind, name=before.name, state=state, why=why)
 
 
-def _digest_now(kind: str, before: Dependency) -> str:
+def _changes(kind: str, before: Dependency) -> str | None:
+    """What of a dependency has changed: empty if that is not known; None if nothing has."""
     folder = before.folder or before.name
-    # The second of several datasets is dataset.2.
-    match kind.partition(".")[0]:
-        case "cache":
-            return CacheReader.open(folder).content_digest()
-        case "dataset":
-            # Imported here: LeRobot takes long, and a run without a manifest does not need it.
-            from craftcli.policies.lerobot.datasets import open_recorded_dataset
-            from craftcli.policies.lerobot.identity import dataset_identity
+    if kind == LORA_BASE:
+        return changed_base(before, Path(folder))
+    if before.files is not None:
+        return changed_files(before.files, digest_dataset(Path(folder), before.files)) or None
+    if kind == CACHE:
+        now = CacheReader.open(folder).content_digest()
+    else:
+        # An earlier version saved only this. Imported here, because LeRobot takes long.
+        from craftcli.policies.lerobot.datasets import open_recorded_dataset
+        from craftcli.policies.lerobot.identity import dataset_identity
 
-            return dataset_identity(open_recorded_dataset(before.name, folder), []).fingerprint
-        case _:
-            return file_digest(Path(folder) / "model.safetensors")
+        now = dataset_identity(open_recorded_dataset(before.name, folder), []).fingerprint
+    return None if now == before.digest else ""

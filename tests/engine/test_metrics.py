@@ -2,15 +2,23 @@
 
 import json
 import math
+import tracemalloc
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from craftcli.engine.method.constraint import Note
 from craftcli.engine.method.projection import ProjectionReport
-from craftcli.engine.metrics import MetricsFile, RetentionReport, StepReport, Window
+from craftcli.engine.metrics import (
+    MetricsFile,
+    RetentionReport,
+    StepReport,
+    Window,
+    empty_entry,
+    last_entry,
+)
 
 
 def turn(step: int, *, conflict: bool = False, measured: bool = True) -> RetentionReport:
@@ -161,3 +169,26 @@ def test_a_window_of_an_earlier_version_is_read() -> None:
     resumed = window_of()
     resumed.load_state_dict([saved])
     assert resumed.flush() == window_of(report(1, turn(1, conflict=True))).flush()
+
+
+def test_the_last_line_of_a_long_log_is_read_without_the_others(tmp_path: Path) -> None:
+    entry = window_of(report(1, turn(1))).flush()
+    with (tmp_path / "metrics.jsonl").open("w") as log:
+        for step in range(1, 20_001):
+            log.write(json.dumps(asdict(replace(entry, step=step))) + "\n")
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    tracemalloc.start()
+    found = last_entry(tmp_path, steps=20_000, mode="hidden")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found == replace(entry, step=20_000)
+    assert peak < 5 * 2**20 < size
+
+
+@pytest.mark.parametrize("content", [None, "", '{"step": 3, "lo', "1" * 2**21])
+def test_a_log_that_cannot_be_read_has_an_empty_last_line(
+    tmp_path: Path, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "metrics.jsonl").write_text(content)
+    assert last_entry(tmp_path, steps=5, mode="none") == empty_entry(5, steps=5, mode="none")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from craftcli.config.train import TrainConfig
 from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER
 from craftcli.distributed import Processes
 from craftcli.engine.checkpoint_manifest import CheckpointManifest, digest_files
+from craftcli.engine.resuming import Resumed, forget_later
 from craftcli.engine.run import open_run
 from craftcli.engine.run_lock import run_locked
 from craftcli.engine.summary_file import RunSummary
@@ -239,6 +241,41 @@ def test_garbage_in_the_log_of_an_earlier_version_is_explained(
     assert "line 2 of" in result.stderr
     assert craft("train", "--resume", half, "--accept-changes").exit_code == 0
     assert logged_steps(half) == [1, 2, 3, 4, 5, 6]
+
+
+def resumed_at(run: Path, step: int, *, accepts_changes: bool = False) -> Resumed:
+    """A run of an earlier version, whose checkpoint has no manifest."""
+    return Resumed(
+        run=run,
+        config=TrainConfig(),
+        checkpoint=run / "checkpoints/last",
+        state={"step": step},
+        last=None,
+        accepts_changes=accepts_changes,
+    )
+
+
+def test_a_long_log_of_an_earlier_version_is_cut_in_bounded_memory(tmp_path: Path) -> None:
+    log = tmp_path / "metrics.jsonl"
+    lines = [json.dumps({"step": step, "loss": 1 / step}) for step in range(1, 200_001)]
+    log.write_text("\n".join(lines))  # the last one is not complete
+    tracemalloc.start()
+    forget_later(resumed_at(tmp_path, 150_000))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**20 < log.stat().st_size / 4
+    assert log.read_text().splitlines() == lines[:150_000]
+
+
+def test_a_line_longer_than_any_entry_is_damage(tmp_path: Path) -> None:
+    log = tmp_path / "metrics.jsonl"
+    good = '{"step": 1}\n'
+    log.write_text(f"{good}{'1' * (2**21 + 5)}\n{good}")
+    with pytest.raises(CraftError, match="its log is damaged"):
+        forget_later(resumed_at(tmp_path, 1))
+    assert [entry.name for entry in tmp_path.iterdir()] == [log.name]
+    forget_later(resumed_at(tmp_path, 1, accepts_changes=True))
+    assert log.read_text() == good * 2
 
 
 def test_another_cache_in_its_place_is_refused(

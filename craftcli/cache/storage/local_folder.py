@@ -10,6 +10,7 @@ from pathlib import Path
 
 from craftcli.cache.storage.chunk_files import ChunkFiles
 from craftcli.cache.storage.chunks import ArraySpec
+from craftcli.cache.storage.own_files import remove_temporary
 from craftcli.errors import CraftError
 from craftcli.whole_files import sync_path
 
@@ -63,11 +64,8 @@ class LocalFolder:
         shutil.rmtree(self.path / name, ignore_errors=True)
 
     def remove_temporary_files(self) -> None:
-        """Remove the temporary files of a killed process."""
-        # Zarr writes `<name>.<random>.partial` and renames it.
-        for leftover in self.path.rglob("*.partial"):
-            if leftover.is_file():
-                leftover.unlink()
+        """Remove the temporary files of a killed process; a user's own `*.partial` stay."""
+        remove_temporary(self.path)
 
     def make_durable(self, names: Iterable[str]) -> None:
         """Return once these files would survive a loss of power."""

@@ -54,6 +54,13 @@ def remove_own_files(folder: Path, arrays: Iterable[str] | None) -> None:
     folder.rmdir()
 
 
+def remove_temporary(folder: Path) -> None:
+    """Delete the temporary files that a killed process left below a folder, and nothing else."""
+    for entry in list(_entries(folder)):
+        if _TEMPORARY.fullmatch(entry.name) and entry.is_file() and not entry.is_symlink():
+            entry.unlink()
+
+
 def _entries(folder: Path) -> Iterator[Path]:
     """Everything below a folder; links are not followed."""
     for place, folders, files in os.walk(folder):

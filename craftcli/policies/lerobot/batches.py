@@ -1,5 +1,6 @@
 """Reading rows of a LeRobot dataset: single ones, and endless batches in LeRobot's own order."""
 
+import atexit
 import os
 import re
 import signal
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, DataLoader, Dataset, default_collate
 
 from craftcli.distributed import Processes
-from craftcli.errors import CraftError, explain_lost_worker
+from craftcli.errors import CraftError, explain_lost_worker, lost_worker_error
 from craftcli.policies.base import Batch
 from craftcli.policies.lerobot.weighted_sampler import WeightedSampler
 
@@ -77,6 +78,8 @@ class TaskBatches:
     def __iter__(self) -> Iterator[Batch]:
         # Now, because the process may have been forked since the loader was made.
         self._loader.worker_init_fn = partial(_end_without, os.getpid())
+        if self._loader.num_workers:
+            atexit.register(self.close)
         while True:
             with _signals_held():
                 batches = iter(self._loader)
@@ -84,6 +87,23 @@ class TaskBatches:
                 self._start += self._rows_per_step
                 yield float_images(batch, self._cameras)
             self._epoch, self._start = self._epoch + 1, 0
+
+    def close(self) -> None:
+        """End the worker processes.
+
+        They ignore SIGTERM, with which Python ends such processes when it exits itself: it would
+        wait for them for ever.
+        """
+        atexit.unregister(self.close)
+        # Only a loader with workers has one.
+        batches: Any = self._loader._iterator
+        self._loader._iterator = None
+        if batches is None:
+            return
+        batches._shutdown_workers()
+        for worker in batches._workers:
+            worker.kill()  # torch waits some seconds for one that is busy, then sends SIGTERM
+            worker.join()
 
 
 def _sampler(dataset: Any, drop_last_frames: int, seed: int) -> Any:
@@ -135,6 +155,9 @@ def _explained(batches: Iterator[Batch]) -> Iterator[Batch]:
         if lost := explain_lost_worker(error):
             raise lost from error
         raise
+    except (ConnectionError, EOFError) as error:
+        # It ended while a batch was on its way, and torch has not noticed that it is gone.
+        raise lost_worker_error(f"{type(error).__name__}: {error}") from error
 
 
 def _end_without(parent: int, worker: int) -> None:

@@ -1,7 +1,7 @@
 """Damaged local datasets: the error names frame and column, and nobody asks the Hub."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from lerobot.datasets import dataset_metadata, lerobot_dataset
+from torch.utils.data import DataLoader
 
 from craftcli.cache.reading.reader import CacheReader
 from craftcli.cli.os_errors import explain
@@ -119,6 +120,22 @@ def test_a_worker_that_ends_is_explained_wherever_torch_raises_it() -> None:
     assert found is not None
     assert "worker process" in found.what
     assert explain(RuntimeError("something else")) is None
+
+
+@pytest.mark.parametrize("kind", [ConnectionResetError, EOFError])
+def test_a_worker_that_ends_with_a_batch_on_its_way_is_explained(
+    new_data: Any, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    """torch passes this on if it does not know yet that the worker is gone."""
+
+    def fail(_: Any) -> Iterator[Any]:
+        raise kind("Connection reset by peer")
+        yield
+
+    monkeypatch.setattr(DataLoader, "__iter__", fail)
+    with pytest.raises(CraftError, match="worker process that reads the data has ended") as caught:
+        next(iter(TaskBatches(new_data, batch_size=2, seed=0, workers=0)))
+    assert kind.__name__ in caught.value.why
 
 
 @pytest.mark.parametrize("name", ["action", "observation.state"])
