@@ -30,7 +30,7 @@ LAYERS = (
     (
         "choices",
         "errors",
-        "local_policies",
+        "local_datasets",
         "locations",
         "sealed_json",
         "lazy_names",
