@@ -53,7 +53,8 @@ class DataSource:
     @property
     def place(self) -> str | None:
         """The folder of the dataset, if it is named by one."""
-        return self.root or (self.repo_id if Path(self.repo_id).is_dir() else None)
+        folder = Path(self.repo_id).expanduser()
+        return self.root or (str(folder) if folder.is_dir() else None)
 
     def open(
         self,

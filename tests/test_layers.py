@@ -35,6 +35,7 @@ LAYERS = (
         "choices",
         "errors",
         "lazy_names",
+        "local_datasets",
         "local_policies",
         "locations",
         "patching",

@@ -10,9 +10,12 @@ def parse_layers(text: str) -> tuple[int, ...]:
 
     >>> parse_layers("-2, -1")
     (-2, -1)
+
+    Raises:
+        CraftError: one is no whole number, or is there twice.
     """
     try:
-        return tuple(int(part) for part in text.split(","))
+        layers = tuple(int(part) for part in text.split(","))
     except ValueError:
         raise CraftError(
             f"Cannot read the layers {text!r}.",
@@ -20,6 +23,14 @@ def parse_layers(text: str) -> tuple[int, ...]:
             fix="write them like --layers -2,-1.",
             exit_code=EXIT_USAGE,
         ) from None
+    if len(set(layers)) < len(layers):
+        raise CraftError(
+            f"Layers {_join(layers)} name a layer more than once.",
+            why="every layer is stored once.",
+            fix="name each layer once.",
+            exit_code=EXIT_USAGE,
+        )
+    return layers
 
 
 def resolve_layers(layers: Sequence[int], count: int) -> tuple[int, ...]:

@@ -176,7 +176,13 @@ def evaluate(
 
     def act(output: Output) -> None:
         _check_name(name)
-        check_evaluation(source, cache=cache, environments=env or [], device=device)
+        check_evaluation(
+            source,
+            cache=cache,
+            datasets={"--dataset": dataset or [], "--old-dataset": old_dataset or []},
+            environments=[*(env or []), *(old_env or [])],
+            device=device,
+        )
         if plot is not None:
             from craftcli.plots.png import check_plot_file
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from craftcli.cli.next_steps import quote
+from craftcli.cli.next_steps import after_inspect, quote
 from craftcli.cli.options import add_settings_command
 from craftcli.cli.output import Output
 from craftcli.cli.quiet import quiet_libraries
@@ -44,6 +44,7 @@ def inspect(source: Source[InspectRunConfig], output: Output) -> None:
     _show(found, output)
     output.json(found.to_json())
     require_whole(found)
+    output.next(after_inspect(found))
 
 
 def _show(found: "RunInspection", output: Output) -> None:

@@ -14,6 +14,7 @@ from craftcli.locations import Location
 
 if TYPE_CHECKING:
     from craftcli.cache.format import Manifest
+    from craftcli.evaluation.run_check import RunInspection
 
 HELD_OUT_ROWS = 128
 """Held-out anchors to measure drift on: enough for a mean, and few enough for small datasets."""
@@ -46,6 +47,20 @@ def after_eval(run: Path) -> str:
     return (
         f"craft compare {quote(run.parent)}/*" if len(beside) > 1 else f"craft compare {quote(run)}"
     )
+
+
+def after_inspect(found: "RunInspection") -> str:
+    """Continue, evaluate or compare the run, by where it stands."""
+    run = quote(found.run)
+    if found.state == "running":
+        return f"craft inspect {run}, when it has ended."
+    if found.state == "empty":
+        return f"craft train --output {run} --overwrite, with the options of this run."
+    if found.state == "interrupted":
+        return f"craft train --resume {run}"
+    if any(made.step == found.step for made in found.evaluations):
+        return after_eval(Path(found.run))
+    return f"craft eval {run}"
 
 
 def held_out_build(cache: str, manifest: "Manifest") -> str | None:

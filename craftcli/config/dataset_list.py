@@ -38,7 +38,7 @@ def parse_dataset(text: str) -> NamedDataset:
         ValueError: the text has no name, or a weight that is none.
     """
     name, colon, weight = text.rpartition(":")
-    if not colon or re.search(r"[/\\]", weight) or Path(text).is_dir():
+    if not colon or re.search(r"[/\\]", weight) or Path(text).expanduser().is_dir():
         if not text.strip():
             raise ValueError("has an empty name")
         return NamedDataset(name=text)

@@ -76,6 +76,7 @@ def run_sweep(
             finished = not broken and task.is_done()
         except CraftError as error:
             failures[task.what] = _as_damage(error)
+            on_failure(task.what, failures[task.what])
             clock.skip()
             continue
         if broken or finished:

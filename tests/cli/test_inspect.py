@@ -110,6 +110,33 @@ def test_where_a_run_stands(craft: Callable[..., Any], run: Path) -> None:
     assert inspected(craft, run)["state"] == "empty"
 
 
+def test_what_follows_depends_on_where_the_run_stands(craft: Callable[..., Any], run: Path) -> None:
+    def last_line() -> str:
+        result = craft("inspect", run)
+        assert result.exit_code == 0, result.output
+        line: str = result.stderr.splitlines()[-1]
+        return line
+
+    assert last_line() == f"Next: craft eval {run}"
+    evaluated = craft("eval", run, "--dataset", "demo", "--samples", 2, "--device", "cpu")
+    assert evaluated.exit_code == 0, evaluated.output
+    assert last_line() == f"Next: craft compare {run}"
+    with run_locked(run):
+        assert last_line() == f"Next: craft inspect {run}, when it has ended."
+    (run / "checkpoints/last").unlink()
+    (run / "checkpoints/last").symlink_to("000002")
+    assert last_line() == f"Next: craft train --resume {run}"
+    shutil.rmtree(run / "checkpoints")
+    assert last_line().startswith(f"Next: craft train --output {run} --overwrite")
+
+
+def test_damage_has_a_fix_and_no_next_command(craft: Callable[..., Any], run: Path) -> None:
+    (run / "checkpoints/000004/pretrained_model/config.json").unlink()
+    stderr = craft("inspect", run).stderr
+    assert "--from 2" in stderr
+    assert "Next:" not in stderr
+
+
 def test_a_cache_that_is_gone_is_missing(
     craft: Callable[..., Any], run: Path, tmp_path: Path
 ) -> None:

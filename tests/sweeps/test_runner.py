@@ -201,16 +201,46 @@ def test_a_damaged_file_does_not_stop_the_others(
     damaged = finished[1].folder / file
     whole = damaged.read_bytes()
     damaged.write_bytes(b"{garbage")
+    reported: dict[str, CraftError] = {}
+    started: list[str] = []
+    spec = SweepSpec.from_dict(SWEEP, folder=finished[0])
     try:
-        result, started = sweep(finished[0])
+        result = run_sweep(
+            spec, on_job=lambda job: started.append(job.what), on_failure=reported.__setitem__
+        )
         damage = compare_runs([result.folder]).damage
     finally:
         damaged.write_bytes(whole)
     assert [*result.failures] == [failed]
+    assert reported == result.failures
     assert result.failures[failed].exit_code == EXIT_CHECK_FAILED
     assert str(damaged) in result.failures[failed].what
     assert (started, result.kept) == ([], kept)
     assert [str(damaged) in error.what for error in damage] == [True]
+
+
+def test_a_damaged_result_is_reported_when_it_is_found(
+    finished: tuple[Path, SweepResult, list[str]],
+) -> None:
+    """Before the jobs that come after it, which may take hours."""
+    damaged = finished[1].folder / "runs/none/seed-0/craft_config.json"
+    whole = damaged.read_bytes()
+    damaged.write_bytes(b"{garbage")
+    more = {"name": "more", "train": {"mode": "none", "lr": 1e-5, "steps": 1}}
+    order: list[str] = []
+    try:
+        run_sweep(
+            SweepSpec.from_dict({**SWEEP, "arm": [*SWEEP["arm"], more]}, folder=finished[0]),
+            on_job=lambda job: order.append(job.what),
+            on_failure=lambda what, error: order.append(f"{what} failed: {error.what}"),
+        )
+    finally:
+        damaged.write_bytes(whole)
+    assert order[0].startswith("train none, seed 0 failed: ")
+    assert str(damaged) in order[0]
+    assert order[1:] == ["train more, seed 0", "evaluate more, seed 0"]
+    back, _ = sweep(finished[0])
+    assert back.kept == 8
 
 
 def test_seeds_share_the_anchors_that_the_first_one_made(tmp_path: Path) -> None:

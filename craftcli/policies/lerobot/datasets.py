@@ -15,10 +15,9 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from packaging.version import InvalidVersion, Version
 
 from craftcli.errors import CraftError
+from craftcli.local_datasets import INFO_FILE, find_local_dataset, require_dataset
 from craftcli.patching import replaced
 from craftcli.policies.lerobot.fast_rows import FastRows, number_parts
-
-INFO_FILE = "meta/info.json"
 
 type TakesSize = Callable[[str, tuple[int, ...]], bool]
 """Whether a policy can read a vector, by its name, in a size that is not its own."""
@@ -38,18 +37,12 @@ def open_dataset(
     `renames` map the dataset's names to the policy's; `takes_size` says which other sizes of its
     vectors the policy can read.
     """
-    local = root or (repo_id if Path(repo_id).is_dir() else None)
-    if local and not (Path(local) / INFO_FILE).is_file():
-        raise CraftError(
-            f"No LeRobot dataset at {local}.",
-            why=f"the folder has no {INFO_FILE}.",
-            fix="give --dataset-root the folder that holds meta/ and data/.",
-        )
+    local = find_local_dataset(repo_id, root)
     if local:
-        check_local_version(Path(local))
-    name = repo_id if root or not local else Path(local).resolve().name
+        check_local_version(local)
+    name = repo_id if root or not local else local.resolve().name
     try:
-        with _without_hub(Path(local)) if local else contextlib.nullcontext():
+        with _without_hub(local) if local else contextlib.nullcontext():
             meta = LeRobotDatasetMetadata(name, root=local, revision=revision)
             check_version(name, meta.info.codebase_version)
             check_features(policy_config, meta, renames or {}, takes_size)
@@ -147,12 +140,7 @@ def require_finite(dataset: Any, policy_config: Any, renames: Mapping[str, str])
 
 def open_recorded_dataset(repo_id: str, root: str) -> Any:
     """A local LeRobotDataset as it was recorded, for its identity; no policy is needed."""
-    if not (Path(root) / INFO_FILE).is_file():
-        raise CraftError(
-            f"No LeRobot dataset at {root}.",
-            why=f"the folder has no {INFO_FILE}.",
-            fix="put it back there.",
-        )
+    require_dataset(Path(root), fix="put it back there.")
     try:
         with _without_hub(Path(root)):
             return LeRobotDataset(repo_id, root=root)

@@ -8,8 +8,9 @@ from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
 from lerobot.processor import TokenizerProcessorStep
 
 from craftcli.errors import EXIT_USAGE, CraftError
+from craftcli.local_datasets import INFO_FILE
 from craftcli.policies.lerobot.checkpoint import Checkpoint
-from craftcli.policies.lerobot.datasets import INFO_FILE, check_local_version, check_version
+from craftcli.policies.lerobot.datasets import check_local_version, check_version
 
 
 def reads_instructions(policy: Checkpoint) -> bool:

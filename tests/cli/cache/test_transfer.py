@@ -53,6 +53,7 @@ def refused(result: Any, exit_code: int = 1) -> str:
 
 def test_import_shows_what_it_found(craft: Craft, old: Path) -> None:
     result = succeeded(craft("cache", "import", "old"))
+    assert result.stderr.splitlines()[-1] == "Next: craft cache inspect anchors.zarr"
     for text in ("5 in 2 shards", "num_anchors 5", "teacher_hidden", "16, 17 of 18", "pi/fast"):
         assert text in result.stdout
     assert "5 rows, 0 not valid" in result.stdout
