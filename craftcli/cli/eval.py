@@ -18,12 +18,12 @@ from craftcli.config.policy_and_data import DEVICE_HELP, REMOTE_CODE_HELP
 from craftcli.errors import EXIT_USAGE, CraftError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from craftcli.cache.format import Manifest
     from craftcli.config.train import TrainConfig
     from craftcli.evaluation.evaluate import Amounts
-    from craftcli.evaluation.results import Drift, Evaluation, InstructionCheck
+    from craftcli.evaluation.results import DatasetLoss, Drift, Evaluation, InstructionCheck
     from craftcli.evaluation.subject import Plan, Subject
 
 _MATTERS = 0.05
@@ -145,8 +145,8 @@ def evaluate(
     teacher_success: Annotated[
         bool,
         typer.Option(
-            help="Do not measure the success of a run's teacher. Default: the teacher acts in the "
-            "same episodes, once; the result is kept."
+            help="Do not measure the teacher of a run. Default: its loss on the same frames, and its "
+            "success in the same episodes, once; that result is kept."
         ),
     ] = True,
     trust_remote_code: Annotated[bool, typer.Option(help=REMOTE_CODE_HELP)] = False,
@@ -366,9 +366,7 @@ def _show_evaluation(result: "Evaluation", output: Output) -> None:
     if result.drift:
         _show_drift(result.drift, output)
     for loss in result.losses:
-        rows = {f"{loss.frames} frames": f"{loss.mean:.4f}"}
-        rows |= {f"  {task}": f"{mean:.4f}" for task, mean in loss.by_task.items()}
-        output.table(f"\nLoss on {_named(loss.dataset, loss.group)}", rows)
+        _show_loss(loss, result.teacher_losses, output)
     if result.instructions is not None:
         _show_instructions(result.instructions, output)
     if result.success:
@@ -390,6 +388,21 @@ def _show_evaluation(result: "Evaluation", output: Output) -> None:
             )
     for reason in result.left_out:
         output.warn(f"left out: {reason}")
+
+
+def _show_loss(loss: "DatasetLoss", of_teacher: "Sequence[DatasetLoss]", output: Output) -> None:
+    """Print the loss on a dataset, and the teacher's beside it if that was measured."""
+    same = (loss.fingerprint, loss.group)
+    teacher = next((t for t in of_teacher if (t.fingerprint, t.group) == same), None)
+    rows = {f"{loss.frames} frames": f"{loss.mean:.4f}"}
+    rows |= {f"  {task}": f"{mean:.4f}" for task, mean in loss.by_task.items()}
+    if teacher is not None:
+        theirs = (teacher.mean, *(teacher.by_task[task] for task in loss.by_task))
+        rows = {
+            name: f"{own}  teacher {mean:.4f}"
+            for (name, own), mean in zip(rows.items(), theirs, strict=True)
+        }
+    output.table(f"\nLoss on {_named(loss.dataset, loss.group)}", rows)
 
 
 def _show_instructions(check: "InstructionCheck", output: Output) -> None:

@@ -144,7 +144,7 @@ class Output:
             self.note(f"Next: {', then '.join(commands)}")
 
     @contextmanager
-    def progress(self, total: int, unit: str, name: str = "") -> Iterator[Callable[[int], None]]:
+    def progress(self, total: int, unit: str, name: str) -> Iterator[Callable[[int], None]]:
         """Show a named bar with rate and remaining time; yields how to advance it.
 
         Where there is no terminal, a line is printed every ten seconds instead.

@@ -1,11 +1,13 @@
 """Evaluates a policy: drift from its teacher, losses on datasets, success in simulation."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from craftcli.cache.reading.reader import CacheReader
 from craftcli.choices import LossKind
@@ -33,8 +35,9 @@ from craftcli.evaluation.simulators.by_name import open_environments
 from craftcli.evaluation.subject import Plan, Subject
 from craftcli.evaluation.teacher_success import teacher_success
 from craftcli.policies.lerobot.checkpoint import Checkpoint
-from craftcli.policies.lerobot.task_processors import as_the_anchors
-from craftcli.sources import load_policy, open_teacher
+from craftcli.policies.lerobot.instructions import reads_instructions
+from craftcli.policies.lerobot.task_processors import as_the_anchors, take_sizes_of
+from craftcli.sources import load_policy, old_instructions, open_teacher
 
 type Progress = Callable[[int, str, str], AbstractContextManager[Callable[[int], None]]]
 """Opens a progress bar with a total, a unit and a name; the value of the context advances it."""
@@ -65,7 +68,7 @@ def evaluate_policy(
     """Measure everything that is planned.
 
     `anchor_root` is the folder of the cache's dataset, if it has moved since the cache was built.
-    `with_teacher` rolls the teacher of a run out too, in the same episodes.
+    `with_teacher` measures the teacher of a run too: on the same frames, in the same episodes.
     """
     # First, so that a simulator that is not installed fails before an hour of other work.
     config = subject.checkpoint.policy.config
@@ -84,10 +87,13 @@ def evaluate_policy(
     if plan.cache is not None:
         drift = _drift(subject, plan.cache, amounts, progress, anchor_root, left_out)
     teacher = _OpenedTeacher(subject, left_out)
+    of_teacher = teacher if with_teacher else None
+    losses = _losses(subject, plan, amounts, progress, of_teacher)
     return Evaluation(
         policy=subject.identity,
         drift=drift,
-        losses=tuple(_losses(subject, plan, amounts, progress)),
+        losses=tuple(own for own, _ in losses),
+        teacher_losses=tuple(theirs for _, theirs in losses if theirs is not None),
         success=tuple(_rollouts(subject, environments, amounts, progress)),
         instructions=_listens(subject, plan, amounts, progress, teacher),
         teacher_success=tuple(
@@ -179,23 +185,37 @@ def _compare_with_teacher(
 
 
 def _losses(
-    subject: Subject, plan: Plan, amounts: Amounts, progress: Progress
-) -> list[DatasetLoss]:
+    subject: Subject,
+    plan: Plan,
+    amounts: Amounts,
+    progress: Progress,
+    opened: "_OpenedTeacher | None",
+) -> list[tuple[DatasetLoss, DatasetLoss | None]]:
+    """The losses of the policy, and of its teacher on the same frames, through the same processors.
+
+    A teacher that is not known, or not asked for (`opened` is None), has none.
+    """
     losses = []
     for source in plan.datasets:
         policy = subject.policy_for(source.group, source.number)
         dataset = source.open_for(policy)
-        with progress(min(amounts.samples, len(dataset)), "frames", "Loss") as advance:
-            loss = dataset_loss(
-                policy,
-                dataset,
-                seed=amounts.seed,
-                group=source.group,
-                samples=amounts.samples,
-                batch_size=amounts.batch_size,
-                on_frames=advance,
-            )
-        losses.append(loss)
+        teacher = None if opened is None else opened.checkpoint
+        policies = [policy] if teacher is None else [policy, teacher.with_processors_of(policy)]
+        frames = len(policies) * min(amounts.samples, len(dataset))
+        with progress(frames, "frames", "Loss") as advance:
+            found = [
+                dataset_loss(
+                    which,
+                    dataset,
+                    seed=amounts.seed,
+                    group=source.group,
+                    samples=amounts.samples,
+                    batch_size=amounts.batch_size,
+                    on_frames=advance,
+                )
+                for which in policies
+            ]
+        losses.append((found[0], found[1] if teacher is not None else None))
     return losses
 
 
@@ -211,7 +231,7 @@ def _listens(
     opened = [s.open_for(policy) for s, policy in zip(plan.datasets, policies, strict=True)]
     if not opened:
         return None
-    instructions = known_instructions(opened)
+    instructions = _instructions(subject, plan, opened)
     if reason := reason_to_skip(subject.checkpoint, instructions):
         return InstructionCheck(skipped=reason)
     teacher = known.checkpoint
@@ -235,6 +255,21 @@ def _listens(
     return InstructionCheck(effects=tuple(effects))
 
 
+def _instructions(subject: Subject, plan: Plan, opened: Sequence[Any]) -> list[str]:
+    """The instructions of the datasets; if that is one, those of the run's anchors as well."""
+    found = known_instructions(opened)
+    if len(found) > 1 or not reads_instructions(subject.checkpoint):
+        return found
+    cache = plan.cache or subject.own_cache()
+    if cache is not None:
+        found += [task for task in cache.tasks if task]
+    elif subject.config is not None:
+        # Its anchors are made at every step. If these cannot be read, the check is skipped.
+        with contextlib.suppress(CraftError):
+            found += old_instructions(subject.config)
+    return list(dict.fromkeys(found))
+
+
 class _OpenedTeacher:
     """The policy that the run started from, or that the user names; loaded when it is needed."""
 
@@ -244,13 +279,13 @@ class _OpenedTeacher:
 
     @functools.cached_property
     def checkpoint(self) -> Checkpoint | None:
-        """None without a run and a name, or if it cannot be loaded."""
+        """None without a run and a name, or if it cannot be loaded or is of another kind."""
         subject, config = self._subject, self._subject.config
         named = subject.given_teacher
         if named is None and config is None:
             return None
         try:
-            return load_policy(
+            teacher = load_policy(
                 named or (config.policy if config else ""),
                 device=str(next(subject.checkpoint.policy.parameters()).device),
                 revision=config.revision if config and named is None else None,
@@ -260,6 +295,12 @@ class _OpenedTeacher:
         except CraftError as error:
             self._left_out.append(f"what the teacher does: {error.what} {error.why}")
             return None
+        kind, own = teacher.policy_type, subject.checkpoint.policy_type
+        if kind != own:
+            self._left_out.append(f"what the teacher does: it is a {kind}, the policy a {own}")
+            return None
+        take_sizes_of(teacher, subject.checkpoint)
+        return teacher
 
 
 def _teacher_rollouts(

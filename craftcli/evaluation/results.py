@@ -232,6 +232,8 @@ class Evaluation:
     """None if no dataset was evaluated on, and in files of earlier versions."""
     left_out: tuple[str, ...] = ()
     """What could not be measured, and why."""
+    teacher_losses: tuple[DatasetLoss, ...] = ()
+    """Of the teacher on the same frames, as far as they were measured."""
     teacher_success: tuple[Success, ...] = ()
     """Of the teacher in the same episodes, as far as it was measured."""
     when: str | None = field(default=None, compare=False)
@@ -249,6 +251,7 @@ class Evaluation:
             "success": [success.to_json() for success in self.success],
             "instructions": asdict(self.instructions) if self.instructions else None,
             "left_out": list(self.left_out),
+            "teacher_losses": [loss.to_json() for loss in self.teacher_losses],
             "teacher_success": [success.to_json() for success in self.teacher_success],
             "when": self.when,
             "verdict": self.verdict.to_json() if self.verdict else None,
@@ -266,6 +269,9 @@ class Evaluation:
             success=tuple(Success.from_json(success) for success in document["success"]),
             instructions=InstructionCheck.from_json(instructions) if instructions else None,
             left_out=tuple(document["left_out"]),
+            teacher_losses=tuple(
+                DatasetLoss.from_json(loss) for loss in document.get("teacher_losses", ())
+            ),
             teacher_success=tuple(
                 Success.from_json(success) for success in document.get("teacher_success", ())
             ),

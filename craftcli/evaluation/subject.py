@@ -141,6 +141,13 @@ class Subject:
             datasets = (*own, *(s for s in datasets if s.group == "new" and s.place not in known))
         return Plan(cache=cache, datasets=datasets, environments=environments, left_out=left_out)
 
+    def own_cache(self) -> CacheReader | None:
+        """The cache that the run was trained to hold; None if there is none any more."""
+        try:
+            return None if self.trained_on is None else CacheReader.open(self.trained_on)
+        except CraftError:
+            return None
+
     def _open_cache(self) -> tuple[CacheReader | None, tuple[str, ...]]:
         """The run's cache, or the reason why there is none."""
         if self.config is None:

@@ -58,6 +58,61 @@ def test_a_run_is_evaluated_on_all_it_knows_of(
     assert (tmp_path / "drift.png").stat().st_size > 10_000
 
 
+def test_held_out_anchors_of_a_run_that_made_its_own(craft: Callable[..., Any]) -> None:
+    """The demo as a new user runs it: no cache, so that the anchors show the new data."""
+    sizes = ("--steps", 1, "--batch-size", 2, "--anchor-batch-size", 2, "--anchor-samples", 8)
+    trained = craft("train", *sizes, "--device", "cpu", "-o", "runs/own")
+    assert trained.exit_code == 0, trained.output
+    shown = craft("eval", "runs/own", *QUICK, "--max-steps", 2, "--no-teacher-success")
+    (command,) = re.findall(r"held-out ones: craft (cache build .*)", shown.stderr)
+    assert "--exclude" not in command
+    built = craft(*shlex.split(command))
+    assert built.exit_code == 0, built.output
+    measured = craft("eval", "runs/own", "--cache", "held_out.zarr", "--json")
+    assert measured.exit_code == 0, measured.output
+    drift = Evaluation.from_json(json.loads(measured.stdout)).drift
+    assert drift is not None
+    assert (drift.rows, drift.shared_rows) == (128, 0)
+    assert drift.l_ret["hidden"] > 0
+    assert "held-out ones" not in measured.stderr
+
+
+def test_the_teachers_losses_stand_beside_the_runs(craft: Callable[..., Any], run: Path) -> None:
+    command = ("eval", run, *QUICK, "--dataset", "demo", "--name", "beside")
+    shown = craft(*command)
+    assert shown.exit_code == 0, shown.output
+    kept = Evaluation.load(run / "evaluations/beside.json")
+    own, theirs = kept.losses, kept.teacher_losses
+    assert [(loss.fingerprint, loss.frames, loss.seed) for loss in own] == [
+        (loss.fingerprint, loss.frames, loss.seed) for loss in theirs
+    ]
+    # Two steps have changed the policy, and the teacher is as good as evaluated alone.
+    assert all(mine.mean != other.mean for mine, other in zip(own, theirs, strict=True))
+    alone = json.loads(craft("eval", "demo", *QUICK, "--dataset", "demo", "--json").stdout)
+    assert [loss.mean for loss in theirs] == [loss["mean"] for loss in alone["losses"]]
+    assert alone["teacher_losses"] == []
+    for mine, other in zip(own, theirs, strict=True):
+        assert f"{mine.mean:.4f}  teacher {other.mean:.4f}" in shown.stdout
+        for task, mean in mine.by_task.items():
+            assert f"{mean:.4f}  teacher {other.by_task[task]:.4f}" in shown.stdout
+    without = craft(*command, "--no-teacher-success", "--json")
+    assert json.loads(without.stdout)["teacher_losses"] == []
+
+
+def test_a_teacher_of_another_kind_is_left_out(
+    craft: Callable[..., Any], run: Path, tmp_path: Path
+) -> None:
+    other = tiny.act.make_state_only(tmp_path / "act")
+    result = craft("eval", run, *QUICK, "--dataset", "demo", "--teacher", other, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["teacher_losses"] == []
+    assert (
+        "what the teacher does: it is a act, the policy a craft_tiny_pi0_fast"
+        in (found["left_out"])
+    )
+
+
 def test_with_something_named_nothing_else_is_done(craft: Callable[..., Any], run: Path) -> None:
     checkpoint = run / "checkpoints/last/pretrained_model"
     result = craft("eval", checkpoint, *QUICK, "--env", "demo:blue", "--name", "blue")

@@ -1,6 +1,7 @@
 """What goes to stdout and stderr: progress, hints, and letters that a terminal lacks."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -39,6 +40,18 @@ def test_quick_work_prints_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     with Output().progress(10, "rows", "Anchors") as advance:
         advance(10)
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_bar_on_a_terminal_carries_its_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # to rich, any stream is then a terminal
+    monkeypatch.setenv("COLUMNS", "100")
+    with Output().progress(10, "rows", "Anchors [old]") as advance:
+        advance(10)
+    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err).split("\r")[-1]
+    assert "Anchors [old]" in drawn
+    assert "10/10 rows" in drawn
 
 
 def test_the_next_command_is_a_hint_for_people(capsys: pytest.CaptureFixture[str]) -> None:

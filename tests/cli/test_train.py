@@ -398,3 +398,35 @@ def test_under_torchrun_one_process_prints(cache: Path, tmp_path: Path) -> None:
     (run,) = (tmp_path / "runs").iterdir()  # one folder, though each process has its own clock
     assert json.loads((run / "checkpoints/last/craft_state.json").read_text())["world"] == 2
     assert len(metrics_of(run)) == 1
+
+
+def test_epsilon_is_a_name_of_the_budget(cache: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    result = train("--cache", cache, "--epsilon", "0.05", "--steps", "1", "-o", run)
+    assert settings_in(result.stdout)["epsilon-start"] == ["0.05", "(flag)"]
+    assert json.loads((run / "craft_config.json").read_text())["epsilon_start"] == 0.05
+    assert [line["epsilon"] for line in metrics_of(run)] == [0.05]
+
+
+def test_a_run_over_its_budget_says_so_from_its_end_on(
+    craft: Callable[..., Any], cache: Path
+) -> None:
+    """λ may not rise, and the learning rate is high: nothing can hold the policy."""
+    weak = ("--lambda-init", "0.01", "--lambda-max", "0.01", "--lr", "0.01")
+    sizes = ("--steps", "12", "--batch-size", "2", "--anchor-batch-size", "4", "--device", "cpu")
+    result = craft("train", "--cache", cache, *weak, *sizes, "-o", "run")
+    assert result.exit_code == 0, result.output
+    verdict = json.loads(Path("run/summary.json").read_text())["verdict"]
+    assert (verdict["outcome"], verdict["turns"]) == ("exceeded", 12)
+    assert verdict["budget_used"] > 1.5
+    assert verdict["above_share"] > 0.5
+    text = f"{verdict['finding']} {verdict['advice']}"
+    assert text.startswith("L_ret ended at ")
+    assert "x ε and was above it in 92 % of the steps: the old skill is probably not kept." in text
+    assert "λ is at its maximum of 0.01: raise --lambda-max or lower --lr." in text
+    *_, last, following = result.stderr.splitlines()
+    assert (last, following) == (f"Warning: {text}", "Next: craft eval run")
+    evaluated = craft("eval", "run", "--env", "demo:red", "--episodes", "1", "--max-steps", "1")
+    assert evaluated.exit_code == 0, evaluated.output
+    assert f"Warning: {text}" in evaluated.stderr
+    assert verdict["finding"] in " ".join(craft("inspect", "run").stdout.split())

@@ -3,12 +3,15 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from lerobot.envs import EnvConfig
 from lerobot.policies.factory import make_pre_post_processors
 from numpy.typing import NDArray
 from safetensors.torch import load_file
@@ -17,6 +20,9 @@ from tiny.robots import spread, write_robot_data
 from tiny.world import ACTIONS, ENV, STATE
 
 from craftcli.cache.reading.reader import CacheReader
+from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER
+from craftcli.demo.datasets import NEW, ensure_dataset
+from craftcli.demo.world import EPISODE_STEPS, BlockWorld
 from craftcli.engine.retention.anchor_dataset import AnchorDataset
 from craftcli.evaluation.action_error import predict_actions
 from craftcli.policies.lerobot.batches import read_rows
@@ -229,6 +235,77 @@ def test_far_data_gets_its_own_statistics_and_the_run_keeps_both(
     copied = load_checkpoint(str(deployed), device="cpu")
     assert processor_digest(copied.preprocess) == processor_digest(old.preprocess)
     assert torch.equal(copied.postprocess(actions), acting.postprocess(actions))
+
+
+class SeenFromAbove(gym.ObservationWrapper[dict[str, Any], Any, dict[str, Any]]):
+    """The demo's world with LeRobot's name of its camera."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(BlockWorld(**settings))
+        seen: Any = self.env.observation_space
+        top = gym.spaces.Dict({"top": seen["pixels"]})
+        self.observation_space: Any = gym.spaces.Dict({**seen.spaces, "pixels": top})
+
+    def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
+        return {**observation, "pixels": {"top": observation["pixels"]}}
+
+
+gym.register("craft_old/Red-v0", entry_point=SeenFromAbove, max_episode_steps=EPISODE_STEPS)
+
+
+@EnvConfig.register_subclass("craft_old_red")
+@dataclass
+class RedBlock(EnvConfig):
+    """The demo's world as an environment of LeRobot's, of which nobody knows that it is old."""
+
+    task: str | None = "Red-v0"
+
+    @property
+    def package_name(self) -> str:
+        return "craft_old"
+
+    @property
+    def gym_kwargs(self) -> dict[str, Any]:
+        return {"colour": "red"}
+
+
+def test_an_old_environment_is_acted_in_through_the_teachers_processors(
+    craft: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The demo's teacher, all but unchanged; with the new statistics its hand does not move."""
+    data = Path(shutil.copytree(ensure_dataset(NEW), tmp_path / "data"))
+    file = data / "meta/stats.json"
+    stats = json.loads(file.read_text())
+    for bound in ("min", "max"):
+        # The world rounds actions to whole cells.
+        stats["action"][bound] = [0.4 * value for value in stats["action"][bound]]
+    file.write_text(json.dumps(stats))
+    ran = craft(
+        *("train", "--policy", TEACHER_FOLDER, "--dataset", data, "--stats", "dataset"),
+        *("--mode", "none", "--steps", "1", "--lr", "1e-9", "-o", "run", *SMALL),
+    )
+    assert ran.exit_code == 0, ran.output
+
+    def success(source: str, option: str) -> tuple[float, list[float]]:
+        """The rates of the policy and of its teacher."""
+        command = ("eval", source, option, "craft_old_red", "--episodes", "4", "--device", "cpu")
+        result = craft(*command, "--json", "-o", "result.json")
+        assert result.exit_code == 0, result.output
+        document = json.loads(result.stdout)
+        (found,) = document["success"]
+        assert found["group"] == ("old" if option == "--old-env" else None)
+        return found["rate"], [theirs["rate"] for theirs in document["teacher_success"]]
+
+    # The teacher beside the run acts through the same processors as the run.
+    assert success("run", "--old-env") == (1.0, [1.0])
+    assert success("run", "--env") == (0.0, [0.0])
+
+    # Deployed as the README says: the teacher's processors over those of a copy.
+    last = tmp_path / "run/checkpoints/last"
+    deployed = Path(shutil.copytree(last / "pretrained_model", tmp_path / "old_task"))
+    assert success("old_task", "--env") == (0.0, [])
+    shutil.copytree(last / TEACHER_PROCESSORS, deployed, dirs_exist_ok=True)
+    assert success("old_task", "--env") == (1.0, [])
 
 
 def test_data_out_of_scale_get_the_datasets_statistics_by_default(

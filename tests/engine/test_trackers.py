@@ -22,6 +22,9 @@ from craftcli.errors import EXIT_USAGE, CraftError
 
 SETTINGS = {"mode": "hidden", "steps": 6}
 
+FIGURES = {"old_loss": 0.01, "new_loss": 0.5, "old_success": 1.0, "new_success": 0.25}
+"""What --eval-every measures."""
+
 ENTRY = LogEntry(
     step=2,
     steps=6,
@@ -95,6 +98,16 @@ def test_numbers_are_flat_and_what_is_not_measured_is_left_out() -> None:
     assert all(map(math.isfinite, numbers.values()))
 
 
+def test_what_is_measured_while_training_has_columns_of_its_own() -> None:
+    numbers = flat_numbers(ENTRY.with_figures(FIGURES, best=2))
+    assert {f"eval_{name}": value for name, value in FIGURES.items()}.items() <= numbers.items()
+    assert numbers["eval_best"] == 2
+    # Most lines are of steps after which nothing is measured, and some runs have no environment.
+    assert not any(name.startswith("eval_") for name in flat_numbers(ENTRY))
+    partly = flat_numbers(ENTRY.with_figures({**FIGURES, "old_success": None}, best=None))
+    assert not {"eval_old_success", "eval_best"} & set(partly)
+
+
 def test_tensorboard_continues_and_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> None:
     lost = replace(ENTRY, step=4, loss=9.0)
     name = track(Tracker.TENSORBOARD, tmp_path, [ENTRY, lost])
@@ -115,8 +128,9 @@ def test_wandb_works_offline_and_keeps_its_id(
     # Its service may take longer to start than it likes to wait, on a machine with much to do.
     monkeypatch.setenv("WANDB__SERVICE_WAIT", "300")
     first, second = tmp_path / "first", tmp_path / "second"
-    name = track(Tracker.WANDB, first, [ENTRY])
-    assert track(Tracker.WANDB, second, [replace(ENTRY, step=4)], resume=name) == name
+    measured = ENTRY.with_figures(FIGURES, best=2)
+    name = track(Tracker.WANDB, first, [measured])
+    assert track(Tracker.WANDB, second, [replace(measured, step=4)], resume=name) == name
     wandb.teardown()  # its service may still be writing the files
     (started,) = [r.run for r in wandb_records(first) if r.WhichOneof("record_type") == "run"]
     config = {item.key: json.loads(item.value_json) for item in started.config.update}
@@ -124,7 +138,7 @@ def test_wandb_works_offline_and_keeps_its_id(
     assert (started.run_id, started.project, started.display_name) == (name, "craft", "first")
     for folder, step in ((first, 2), (second, 4)):
         (logged,) = wandb_history(folder)
-        assert {"step": step, **flat_numbers(ENTRY)}.items() <= logged.items()
+        assert {"step": step, **flat_numbers(measured)}.items() <= logged.items()
 
 
 def test_wandb_without_a_key_is_an_error_with_the_fix(
@@ -150,12 +164,13 @@ def test_trackio_writes_local_files_and_goes_on_in_the_same_run(
 
     for module in (trackio.utils, trackio.sqlite_storage):
         monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
-    name = track(Tracker.TRACKIO, tmp_path / "run", [ENTRY])
+    measured = ENTRY.with_figures(FIGURES, best=2)
+    name = track(Tracker.TRACKIO, tmp_path / "run", [measured])
     track(Tracker.TRACKIO, tmp_path / "run", [replace(ENTRY, step=4)], resume=name)
     assert SQLiteStorage.get_runs("craft") == [name]
     logs = SQLiteStorage.get_logs("craft", name)
     assert [log["step"] for log in logs] == [2, 4]
-    assert flat_numbers(ENTRY).items() <= logs[0].items()
+    assert flat_numbers(measured).items() <= logs[0].items()
     config = SQLiteStorage.get_run_config("craft", name)
     assert config is not None
     assert config["mode"] == "hidden"
@@ -177,11 +192,11 @@ def test_a_missing_package_is_an_error_with_the_fix(
 
 
 def test_a_resumed_run_keeps_its_tracker(craft: Callable[..., Any], cache: Path) -> None:
-    first = ("--steps", "4", "--save-every", "2", "--log-every", "1", "--anchor-batch-size", "8")
+    sizes = ("--steps", "4", "--save-every", "2", "--log-every", "1", "--anchor-batch-size", "8")
+    measured = ("--eval-every", "2", "--eval-env", "demo:blue", "--eval-episodes", "1")
+    tracker = ("--tracker", "tensorboard", "--seed", "3")
     run = Path("run")
-    done = craft(
-        "train", "--cache", cache, "--tracker", "tensorboard", "--output", run, *first, "--seed", 3
-    )
+    done = craft("train", "--cache", cache, "--output", run, *sizes, *measured, *tracker)
     assert done.exit_code == 0, done.output
     checkpoints = sorted(p for p in (run / "checkpoints").iterdir() if p.name.isdigit())
     state = json.loads((checkpoints[-1] / "craft_state.json").read_text())
@@ -194,6 +209,11 @@ def test_a_resumed_run_keeps_its_tracker(craft: Callable[..., Any], cache: Path)
     after = scalars(run)
     assert [step for step, _ in after["loss"]] == [1, 2, 3, 4]
     assert after["losses/hidden"] == before["losses/hidden"]
+    for name in ("eval_old_loss", "eval_new_loss", "eval_new_success"):
+        assert [step for step, _ in before[name]] == [0, 2, 4]
+        assert after[name] == before[name]
+    assert after["eval_best"] == before["eval_best"]
+    assert "eval_old_success" not in before
 
 
 def test_an_unknown_tracker_is_a_usage_error(craft: Callable[..., Any], tmp_path: Path) -> None:

@@ -1,12 +1,20 @@
 """The instruction check: the same frames under other instructions."""
 
 import dataclasses
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tiny.act
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
+from craftcli.cli.app import app
+from craftcli.demo.world import instruction
 from craftcli.evaluation.instruction_check import (
     known_instructions,
     measure_effect,
@@ -14,6 +22,7 @@ from craftcli.evaluation.instruction_check import (
     reason_to_skip,
 )
 from craftcli.evaluation.results import Evaluation, InstructionCheck, PolicyIdentity
+from craftcli.evaluation.simulators.names import ALL_COLOURS
 from craftcli.policies.lerobot.checkpoint import Checkpoint, load_checkpoint
 
 
@@ -69,3 +78,78 @@ def test_the_command_shows_it(craft: Callable[..., Any]) -> None:
     assert result.exit_code == 0, result.output
     assert "Change of the actions under another instruction" in result.stdout
     assert "craft-demo/old (old)" in result.stdout
+
+
+OLD = (instruction("red"), instruction("green"))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs whose anchors show the new data under old instructions: in a cache, and made live."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "old.txt").write_text("\n".join(OLD))
+    sizes = "--steps 1 --batch-size 2 --anchor-batch-size 2 --device cpu"
+    for name, more in (("cached", "--anchor-samples 8"), ("live", "--teacher live")):
+        command = ["train", *sizes.split(), *more.split(), "--old-tasks", str(folder / "old.txt")]
+        result = CliRunner().invoke(app, [*command, "-o", str(folder / name)])
+        assert result.exit_code == 0, result.output
+    return folder
+
+
+@pytest.mark.parametrize("name", ["cached", "live"])
+def test_a_run_knows_the_old_instructions_of_its_anchors(
+    runs: Path, craft: Callable[..., Any], name: str
+) -> None:
+    """The new data have one instruction; without the anchors' there is no other."""
+    command = ("eval", runs / name, "--dataset", "craft-demo/new", "--samples", 8)
+    result = craft(*command, "--device", "cpu", "--json")
+    assert result.exit_code == 0, result.output
+    check = InstructionCheck.from_json(json.loads(result.stdout)["instructions"])
+    assert check.skipped is None
+    (effect,) = check.effects
+    assert (effect.group, effect.frames) == ("new", 8)
+    assert effect.policy is not None
+    assert effect.teacher is not None
+    assert effect.policy > 0
+    assert f"{effect.policy:.3f}  teacher {effect.teacher:.3f}" in craft(*command).stdout
+
+
+def test_without_an_anchor_or_a_second_dataset_the_check_is_skipped(
+    runs: Path, craft: Callable[..., Any], tmp_path: Path
+) -> None:
+    alone = runs / "cached/checkpoints/last/pretrained_model"
+    policy = shutil.copytree(alone, tmp_path / "policy")
+    result = craft("eval", policy, "--dataset", "craft-demo/new", "--samples", 2)
+    assert result.exit_code == 0, result.output
+    assert "Instruction check skipped: only one instruction is known" in result.stderr
+
+
+def test_a_run_that_hardly_reads_its_instructions_is_warned_of(
+    runs: Path, craft: Callable[..., Any], tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(runs / "cached", tmp_path / "run", symlinks=True))
+    (run / "checkpoints/last/craft_manifest.json").unlink()  # its weights are changed on purpose
+    folder = run / "checkpoints/last/pretrained_model"
+    read = load_checkpoint(str(folder), device="cpu")
+    weights = load_file(folder / "model.safetensors")
+    (name,) = [name for name in weights if name.endswith("embed_tokens.weight")]
+    colours = [tokens_of(read, instruction(colour)) for colour in ALL_COLOURS]
+    differing = torch.stack(colours)[:, (torch.stack(colours) != colours[0]).any(0)].unique()
+    weights[name][differing] = weights[name][differing].mean(0)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    result = craft("eval", run, "--dataset", "demo", "--samples", 8, "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    warned = " ".join(result.stderr.split())
+    assert "on craft-demo/old the policy hardly reads its instructions any more" in warned
+    assert "another one changes its actions by 0.000, the teacher's by" in warned
+
+
+def tokens_of(policy: Checkpoint, task: str) -> torch.Tensor:
+    """The tokens that a policy is shown for an instruction."""
+    raw = {
+        "observation.state": torch.zeros(1, 2),
+        "action": torch.zeros(1, 2),
+        "task": [task],
+    }
+    tokens: torch.Tensor = policy.preprocess(raw)["observation.language.tokens"][0]
+    return tokens

@@ -406,6 +406,12 @@ def _take_sizes(policy: Checkpoint, meta: Any) -> None:
         setattr(config, kind, {name: sized(name, feature) for name, feature in features.items()})
 
 
+def take_sizes_of(policy: Checkpoint, other: Checkpoint) -> None:
+    """Let a policy's features have the sizes of another's, which was made from it."""
+    for kind in ("input_features", "output_features"):
+        setattr(policy.policy.config, kind, dict(getattr(other.policy.config, kind)))
+
+
 def _dataset_numbers(
     feature: Feature, meta: Any, name: str, *, needed: bool
 ) -> dict[str, Any] | None:

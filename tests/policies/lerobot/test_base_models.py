@@ -156,4 +156,7 @@ def test_four_commands_from_one_robot_to_another(
     found = json.loads(evaluated.stdout)
     assert found["left_out"] == []
     assert {loss["group"] for loss in found["losses"]} == {"old", "new"}
+    # One step has hardly changed it: the teacher's loss counts the same numbers of an action.
+    for own, theirs in zip(found["losses"], found["teacher_losses"], strict=True):
+        assert own["mean"] == pytest.approx(theirs["mean"], rel=0.02)
     assert found["drift"]["rows"] == 4
