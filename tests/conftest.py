@@ -18,12 +18,26 @@ from craftcli.cli.quiet import quiet_libraries
 
 quiet_libraries(debug=False)
 
+FAULTS = "faults"
+"""What a test records of its faults, for the end of the report."""
+
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run with a skipped test, which has shown nothing."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter and reporter.stats.get("skipped") and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which faults were tried, also when all tests pass: every run tries others."""
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    properties = [own for report in reports for own in getattr(report, "user_properties", ())]
+    lines = dict.fromkeys(text for name, text in properties if name == FAULTS)
+    if lines:
+        terminalreporter.section(FAULTS)
+    for line in lines:
+        terminalreporter.write_line(line)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

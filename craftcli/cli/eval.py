@@ -145,8 +145,8 @@ def evaluate(
     teacher_success: Annotated[
         bool,
         typer.Option(
-            help="Do not measure the teacher of a run. Default: its loss on the same frames, and its "
-            "success in the same episodes, once; that result is kept."
+            help="Do not measure the teacher of a run. Default: its loss on the same frames, and "
+            "its success in the same episodes, once; that result is kept."
         ),
     ] = True,
     trust_remote_code: Annotated[bool, typer.Option(help=REMOTE_CODE_HELP)] = False,

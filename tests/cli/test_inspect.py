@@ -140,7 +140,8 @@ def test_damage_has_a_fix_and_no_next_command(craft: Callable[..., Any], run: Pa
 def test_a_cache_that_is_gone_is_missing(
     craft: Callable[..., Any], run: Path, tmp_path: Path
 ) -> None:
-    from craftcli.engine.checkpoint_manifest import CheckpointManifest, Dependency
+    from craftcli.engine.checkpoint_manifest import CheckpointManifest
+    from craftcli.engine.outside import Dependency
 
     manifest = CheckpointManifest.read(run / "checkpoints/last")
     assert manifest

@@ -103,7 +103,9 @@ def test_a_link_is_followed_even_to_a_path_without_a_cache(tmp_path: Path) -> No
     assert os.listdir(tmp_path / "other-disk") == ["a.zarr"]
 
 
-@pytest.mark.parametrize("kind", ["folder", "cache with notes", "group", "file", "link"])
+@pytest.mark.parametrize(
+    "kind", ["folder", "cache with notes", "cache with notes.partial", "group", "file", "link"]
+)
 def test_something_foreign_in_the_way_is_not_removed(tmp_path: Path, kind: str) -> None:
     leftover = tmp_path / "a.zarr.partial"
     if kind == "folder":
@@ -112,6 +114,9 @@ def test_something_foreign_in_the_way_is_not_removed(tmp_path: Path, kind: str) 
     elif kind == "cache with notes":
         fill(leftover, "half")
         (leftover / "data/notes.txt").write_text("mine")
+    elif kind == "cache with notes.partial":
+        fill(leftover, "half")
+        (leftover / "notes.partial").write_text("mine")
     elif kind == "group":
         fill(leftover, "mine")
         (leftover / "zarr.json").write_text('{"attributes": {}}')

@@ -32,6 +32,12 @@ def files_below(folder: Path) -> list[Path]:
     return [entry for entry in entries if entry.is_file() and not entry.is_symlink()]
 
 
+def contents_of(folder: Path) -> dict[str, bytes]:
+    """All files by their paths; where a merge says its own name, that is left out."""
+    files = {str(f.relative_to(folder)): f.read_bytes() for f in files_below(folder)}
+    return {name: own for name, own in files.items() if name != "craft_merge.json"}
+
+
 def random_fault(files: Sequence[Path], dice: random.Random) -> FileFault:
     """A fault of any file; half of them by size, so that large files are hit all over."""
     sizes = [file.stat().st_size for file in files]

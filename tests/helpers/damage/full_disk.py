@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from damage.artefacts import Artefacts
-from damage.files import files_below
+from damage.files import contents_of
 from damage.kills import Training, finish, judge
 from damage.moments import UNEXPLAINED, Moment, count_writes, craft_in_child
 from damage.tally import Outcome, Tally
@@ -44,7 +44,8 @@ def fill_trainings(training: Training, count: int, tally: Tally, dice: random.Ra
     """Fill the disk during trainings, then resume them."""
     for number in range(count):
         run = training.folder / "full"
-        write = dice.randint(1, training.writes)
+        # The first one early enough that something must still be written.
+        write = dice.randint(1, training.writes if number else training.writes // 2)
         act, what = _full(number, write, dice)
         moment = Moment(folder=run, number=write, act=act)
         log = training.folder / "log"
@@ -72,7 +73,7 @@ def fill_others(
     }
     for number in range(count):
         name = ("cache", "merge")[number % 2]
-        write = dice.randint(1, writes[name])
+        write = dice.randint(1, writes[name] if number >= 2 else writes[name] // 2)
         act, what = _full(number // 2, write, dice)
         moment = Moment(folder=work, number=write, act=act)
         outcome, text = _fill(work, log, name, commands[name], moment)
@@ -100,7 +101,7 @@ def _fill(
         again = craft_in_child(log, *command, "-o", output, *(_resume(name, folder)))
         if again.code:
             return Outcome.LOST, f"it could not be done again: {again.output[-600:]}"
-    same = _contents(output) == _contents(folder / f"{name}.whole")
+    same = contents_of(output) == contents_of(folder / f"{name}.whole")
     shutil.rmtree(output)
     if not same:
         return Outcome.SILENT, "it is not what it is on a disk with room"
@@ -110,9 +111,3 @@ def _fill(
 def _resume(name: str, folder: Path) -> tuple[str, ...]:
     partial = folder / f"{name}.new.partial"
     return ("--resume",) if name == "cache" and partial.exists() else ()
-
-
-def _contents(folder: Path) -> dict[str, bytes]:
-    """All files; where a merge says its own name, that is left out."""
-    files = {str(f.relative_to(folder)): f.read_bytes() for f in files_below(folder)}
-    return {name: own for name, own in files.items() if name != "craft_merge.json"}

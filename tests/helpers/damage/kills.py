@@ -22,6 +22,8 @@ from damage.tally import Outcome, Tally
 SIZES = ("--steps", 6, "--save-every", 2, "--batch-size", 2, "--anchor-batch-size", 2)
 SETTINGS = tuple(map(str, (*SIZES, "--log-every", 1, "--mode", "hidden", "--device", "cpu")))
 KINDS = ("SIGTERM to the group", "SIGKILL", "SIGINT twice")
+KILLED = (0, 130, -signal.SIGKILL, -signal.SIGTERM)
+"""How a command may end by them; 0 if it was done before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,19 +104,19 @@ def send(kind: str) -> Callable[[str, int], None]:
 
 def _kill(training: Training, kind: str, workers: int, write: int) -> tuple[Outcome, str]:
     run = training.folder / "killed"
-    beside = [_note(training.folder / f"killed.{ending}") for ending in ("replaced", "partial")]
+    beside = [note(training.folder / f"killed.{ending}") for ending in ("replaced", "partial")]
     command = training.arguments(run, workers)
     moment = Moment(folder=run, number=write, act=send(kind))
     try:
         killed = craft_in_child(training.folder / "log", *command, moment=moment)
-        if killed.code not in (0, 130, -signal.SIGKILL, -signal.SIGTERM):
-            return Outcome.UNEXPLAINED, _last_line(killed)
+        if killed.code not in KILLED:
+            return Outcome.UNEXPLAINED, last_line(killed)
         # A run without a checkpoint is begun again, and replaced whole.
-        kept = [*beside, _note(run)] if has_checkpoint(run) else beside
+        kept = [*beside, note(run)] if has_checkpoint(run) else beside
         return judge(training, run, finish(training, run), kept)
     finally:
         # Otherwise one fault would be blamed on the next.
-        for place in (run, *{note.parent for note in beside}):
+        for place in (run, *{own.parent for own in beside}):
             shutil.rmtree(place, ignore_errors=True)
 
 
@@ -129,10 +131,10 @@ def finish(training: Training, run: Path) -> Ended:
 def judge(training: Training, run: Path, resumed: Ended, kept: list[Path]) -> tuple[Outcome, str]:
     """What became of a run that was disturbed and is finished now."""
     if resumed.code == UNEXPLAINED:
-        return Outcome.UNEXPLAINED, _last_line(resumed)
+        return Outcome.UNEXPLAINED, last_line(resumed)
     if resumed.code:
-        return Outcome.LOST, f"it could not be finished: {_last_line(resumed)}"
-    gone = [str(note) for note in kept if not note.exists()]
+        return Outcome.LOST, f"it could not be finished: {last_line(resumed)}"
+    gone = [str(own) for own in kept if not own.exists()]
     if gone:
         return Outcome.LOST, f"{', '.join(gone)} is gone"
     if outcome_of(run) != training.outcome:
@@ -140,12 +142,13 @@ def judge(training: Training, run: Path, resumed: Ended, kept: list[Path]) -> tu
     return Outcome.HARMLESS, ""
 
 
-def _note(folder: Path) -> Path:
+def note(folder: Path) -> Path:
     """A file of the user's own."""
     folder.mkdir(exist_ok=True)
     (folder / "notes.txt").write_text("mine")
     return folder / "notes.txt"
 
 
-def _last_line(ended: Ended) -> str:
+def last_line(ended: Ended) -> str:
+    """How a command ended, and the end of what it said."""
     return f"exit {ended.code}: {ended.output[-600:]}"

@@ -4,8 +4,11 @@ Python reports every file that is opened, renamed or removed to its audit hooks.
 moments that are the same in every run, from the first file to the last, with no clock.
 """
 
+import contextlib
 import os
+import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -62,10 +65,18 @@ class Ended:
     output: str
 
 
+class HungError(AssertionError):
+    """A command did not end: the fault is bad, and the test fails."""
+
+
 def craft_in_child(
-    log: Path, *arguments: str | Path, moment: Moment | None = None, within_s: int = 300
+    log: Path, *arguments: str | Path, moment: Moment | None = None, within_s: float = 300
 ) -> Ended:
-    """Run a command in a forked process, with a process group of its own."""
+    """Run a command in a forked process, with a process group of its own.
+
+    Raises:
+        HungError: it did not end within so many seconds; it and all that it started are killed.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads: none of them is used
         child = os.fork()
@@ -86,8 +97,27 @@ def craft_in_child(
             os.write(2, traceback.format_exc().encode())
         finally:
             os._exit(code)
-    _, status = os.waitpid(child, 0)
-    return Ended(code=os.waitstatus_to_exitcode(status), output=log.read_text(errors="replace"))
+    status = _wait(child, within_s)
+    output = log.read_text(errors="replace") if log.exists() else ""
+    if status is None:
+        command = " ".join(map(str, arguments))
+        raise HungError(f"craft {command} did not end within {within_s} s: {output[-600:]}")
+    return Ended(code=os.waitstatus_to_exitcode(status), output=output)
+
+
+def _wait(child: int, within_s: float) -> int | None:
+    """The status of a process that has ended; None if it had to be killed."""
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status
+        time.sleep(0.01)
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError):  # it has not made its group yet
+            kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
 
 
 def count_writes(log: Path, folder: Path, *arguments: str | Path) -> int:

@@ -60,7 +60,9 @@ def inspect_run(run: Path) -> Reading:
     found = craft_json("inspect", run)
     unchecked = [c["folder"] for c in found["checkpoints"] if not c["has_digests"]]
     without = [] if found["evaluations"] else ["there is no evaluation"]
-    return Reading(result=found, says=(*unchecked, *without))
+    # --resume refuses what has changed.
+    other = [f"{d['kind']} {d['state']}" for d in found["depends"] if d["state"] != "unchanged"]
+    return Reading(result=found, says=(*unchecked, *without, *other))
 
 
 def resume(run: Path) -> Reading:
@@ -145,6 +147,16 @@ def find_targets(artefacts: Artefacts) -> dict[str, Target]:
             {"eval": open_policy},
             1,
         ),
+        "LoRA run": _target(artefacts.lora, files_below(artefacts.lora), of_run, 1),
+        "data of a run": _target(
+            artefacts.lora, files_below(artefacts.data), {"inspect": inspect_run}, 1
+        ),
+        "policy under LoRA weights": _target(
+            artefacts.lora,
+            files_below(artefacts.base),
+            {"inspect": inspect_run, "eval": open_policy},
+            1,
+        ),
         "sweep": _target(sweep, elsewhere, {"compare": compare}, 2),
         "results": _target(
             sweep,
@@ -163,12 +175,11 @@ def _target(
 
 
 def damage_files(artefacts: Artefacts, count: int, tally: Tally, dice: random.Random) -> None:
-    """Damage one file after the other, and count what becomes of it."""
+    """Damage one file after the other, and count what becomes of it; first one of each artefact."""
     targets = find_targets(artefacts)
     names = list(targets)
     shares = [target.share for target in targets.values()]
-    for _ in range(count):
-        (name,) = dice.choices(names, shares)
+    for name in [*names, *dice.choices(names, shares, k=max(count - len(names), 0))][:count]:
         fault = random_fault(targets[name].files, dice)
         outcome, text = _outcome(targets[name], fault)
         tally.add(f"{name}: {fault.kind}", outcome, text)

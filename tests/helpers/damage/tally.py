@@ -1,7 +1,9 @@
 """The outcomes of faults, counted by their kind."""
 
+import secrets
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -24,7 +26,14 @@ class Outcome(StrEnum):
     """Something is gone that craft did not write in this operation."""
 
 
+SEED_VARIABLE = "CRAFT_FAULT_SEED"
 BAD = (Outcome.SILENT, Outcome.UNEXPLAINED, Outcome.LOST)
+
+
+def draw_seed(environment: Mapping[str, str]) -> int:
+    """The seed that the user gives; else a new one, so that every run tries other faults."""
+    given = environment.get(SEED_VARIABLE)
+    return secrets.randbelow(10**6) if given is None else int(given)
 
 
 @dataclass
@@ -59,6 +68,10 @@ class Tally:
         return (
             f"seed {self.seed}: {self.total()} faults ({', '.join(kinds)}): {', '.join(outcomes)}"
         )
+
+    def again(self) -> str:
+        """How to see the same faults again."""
+        return f"{SEED_VARIABLE}={self.seed} pytest -n0 tests/faults"
 
     def table(self) -> str:
         """The counts as a table in Markdown."""

@@ -1,9 +1,9 @@
 """Damaged local datasets: the error names frame and column, and nobody asks the Hub."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -128,11 +128,10 @@ def test_a_worker_that_ends_with_a_batch_on_its_way_is_explained(
 ) -> None:
     """torch passes this on if it does not know yet that the worker is gone."""
 
-    def fail(_: Any) -> Iterator[Any]:
+    def fail(_: int) -> NoReturn:
         raise kind("Connection reset by peer")
-        yield
 
-    monkeypatch.setattr(DataLoader, "__iter__", fail)
+    monkeypatch.setattr(DataLoader, "__iter__", lambda _: map(fail, [0]))
     with pytest.raises(CraftError, match="worker process that reads the data has ended") as caught:
         next(iter(TaskBatches(new_data, batch_size=2, seed=0, workers=0)))
     assert kind.__name__ in caught.value.why
