@@ -41,6 +41,11 @@ _OF_CHECKPOINT = re.compile(rf"{CHECKPOINTS}/(\d+)/(.+)")
 _OF_POLICY = re.compile(r"[^/]+\.(json|safetensors)|README\.md")
 
 
+def is_left_over(name: str) -> bool:
+    """Whether a file of a run is a temporary one, which a killed process leaves."""
+    return re.fullmatch(_LEFT_OVER, name) is not None
+
+
 def require_own_run(folder: Path) -> None:
     """Refuse to replace a run with files that craft did not write.
 

@@ -23,7 +23,7 @@ from craftcli.engine.run_files import EVALUATIONS_FOLDER as EVALUATIONS_FOLDER
 from craftcli.engine.run_files import LAST as LAST
 from craftcli.engine.run_files import MERGE_FILE as MERGE_FILE
 from craftcli.engine.run_files import METRICS_FILE as METRICS_FILE
-from craftcli.engine.run_files import REPLACES_FILE, require_own_run
+from craftcli.engine.run_files import REPLACES_FILE, is_left_over, require_own_run
 from craftcli.engine.run_files import STATE_FILE as STATE_FILE
 from craftcli.engine.run_files import SUMMARY_FILE as SUMMARY_FILE
 from craftcli.engine.run_lock import LOCK_FILE, NoLocksError, holder, require_free, run_locked
@@ -242,8 +242,9 @@ def _swap(aside: Path, folder: Path) -> None:
 
 
 def _entries(folder: Path) -> list[str]:
-    """What is in the folder, but for the lock, which a killed start may leave."""
-    return [entry.name for entry in folder.iterdir() if entry.name != LOCK_FILE]
+    """What is in the folder, but for what a killed start may leave: the lock, temporary files."""
+    names = [entry.name for entry in folder.iterdir()]
+    return [name for name in names if name != LOCK_FILE and not is_left_over(name)]
 
 
 def _whole_path(output: Path) -> Path:

@@ -167,7 +167,7 @@ def _same_run(folder: Path, config: TrainConfig, teacher: str) -> bool:
         return False
     makes_anchors = config.cache == DEFAULT_CACHE
     content = find_paths(_read_json(file), folder)
-    config = record_paths(config, folder)
+    config = record_paths(config.with_anchors_settled(), folder)
     try:
         saved = read_settings(TrainConfig, content, source=str(file))
     except CraftError:  # saved by a version of craft with other settings

@@ -46,7 +46,7 @@ def train_teacher(
 
 def _train(config: TrainConfig, bar: Bar) -> None:
     trainer = open_run(config, {}, Processes.from_environment()).trainer()
-    with bar(config.steps, "steps") as advance:
+    with bar(config.steps, "steps", "Teacher") as advance:
         result = trainer.run(
             on_step=lambda _: advance(1), on_log=lambda _: None, on_note=lambda _: None
         )

@@ -247,11 +247,15 @@ def test_another_second_dataset_is_noticed_on_resume(
     manifest = CheckpointManifest.read(folder)
     assert manifest is not None
     before = manifest.depends["dataset.2"]
-    changed = {**manifest.depends, "dataset.2": type(before)(**{**vars(before), "digest": "0"})}
+    assert before.files is not None
+    files = {**before.files, "meta/tasks.parquet": "0"}
+    changed = {**manifest.depends, "dataset.2": type(before)(**{**vars(before), "files": files})}
     CheckpointManifest(**{**vars(manifest), "depends": changed}).write(folder)
     result = craft("train", "--resume", half)
     assert result.exit_code == EXIT_CHECK_FAILED
-    assert "the dataset craft-demo/old is not the one of the checkpoint" in result.stderr
+    said = " ".join(result.stderr.split())
+    assert "the dataset craft-demo/old is not the one of the checkpoint" in said
+    assert "meta/tasks.parquet has changed" in said
 
 
 def test_eval_and_compare_take_the_run(craft: Callable[..., Any], finished: Path) -> None:

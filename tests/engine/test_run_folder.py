@@ -222,3 +222,20 @@ def test_two_starts_in_one_second_get_two_folders(
     check_output(folders[0], overwrite=False)
     assert claim_output(TrainConfig(output=tmp_path / "own")) == tmp_path / "own"
     assert os.listdir(folders[0]) == []
+
+
+def test_what_a_start_leaves_that_was_killed_before_its_settings_is_no_obstacle(
+    tmp_path: Path,
+) -> None:
+    """SIGTERM while craft_config.json is written; found by the fault test, seed 355722."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    left_over = folder / ".craft_config.json.0123456789abcdef.partial"
+    left_over.write_text("{")
+    check_output(folder, overwrite=False)
+    with run_folder(folder, "{}", overwrite=False):
+        assert (folder / "craft_config.json").is_file()
+    (folder / "craft_config.json").unlink()
+    left_over.rename(folder / "notes.partial")
+    with pytest.raises(CraftError, match="not written by craft train"):
+        check_output(folder, overwrite=True)

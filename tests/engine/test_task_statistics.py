@@ -186,7 +186,7 @@ def test_the_teachers_statistics_on_request(run: Callable[..., Any], tmp_path: P
     ran = run("gripper", "--stats", "teacher", "--log-every", "1")
     said = " ".join(ran.output.split())
     assert "number 2 stood still in the teacher's data and moves in the new" in said
-    assert "--stats widen gives it one." in said
+    assert "--stats widen gives it a scale." in said
     assert max(losses(tmp_path)) > 1e5
 
 
