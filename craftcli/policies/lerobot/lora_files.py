@@ -69,8 +69,7 @@ def attach_lora(policy: Policy, folder: Path) -> PeftModel:
 def lora_state(peft: PeftModel) -> dict[str, Tensor]:
     """The tensors of a checkpoint with these LoRA weights, by name."""
     with quiet_peft():
-        # As in `saving`: embeddings are never resized.
-        state: dict[str, Tensor] = get_peft_model_state_dict(peft, save_embedding_layers=False)
+        state: dict[str, Tensor] = get_peft_model_state_dict(peft)
     return state
 
 

@@ -48,9 +48,7 @@ def write_pretrained(
     else:
         with quiet_peft():
             named = None if state is None else as_peft_names(state)
-            # Embeddings are never resized; to find that out, PEFT 0.18 would open the policy's
-            # configuration in a way that LeRobot 0.6.0 refuses.
-            student.peft.save_pretrained(place, state_dict=named, save_embedding_layers=False)
+            student.peft.save_pretrained(place, state_dict=named)
     pipeline.save_pretrained(place)
     if student.peft is not None:
         # PEFT writes its own configuration, not the policy's.

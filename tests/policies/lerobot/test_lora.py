@@ -38,7 +38,7 @@ def stirred(student: Checkpoint, seed: int = 0) -> Checkpoint:
 
 def save(student: Checkpoint, folder: Path) -> Path:
     """A checkpoint with LoRA weights, as LeRobot writes it."""
-    student.trained.save_pretrained(folder, save_embedding_layers=False)  # for LeRobot 0.6.0
+    student.trained.save_pretrained(folder)
     student.policy.config.save_pretrained(folder)
     student.preprocess.save_pretrained(folder)
     student.postprocess.save_pretrained(folder)

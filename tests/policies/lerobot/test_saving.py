@@ -1,6 +1,5 @@
 """Checkpoints that craft writes, beside those of LeRobot's own writer."""
 
-import functools
 import inspect
 import json
 from pathlib import Path
@@ -9,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from lerobot.common.train_utils import get_step_identifier, save_checkpoint
+from lerobot.policies.common import vla_utils
 
 from craftcli.config.parsing import parse_lora
 from craftcli.config.train import TrainConfig
 from craftcli.distributed import Processes
+from craftcli.policies.attention_masks import additive, block_attention
 from craftcli.policies.lerobot.lora import add_lora
 from craftcli.policies.lerobot.lora_files import as_peft_names, quiet_peft
 from craftcli.policies.lerobot.saving import read_optimizer_state, step_name
@@ -52,10 +53,6 @@ def test_the_bytes_are_those_of_lerobots_own_writer(
 ) -> None:
     if lora:
         student = add_lora(student, parse_lora("r=2,targets=q_proj;v_proj"), seed=0)
-        # LeRobot 0.6.0 does not open the demo's configuration for PEFT, which looks at its words.
-        student.peft.save_pretrained = functools.partial(
-            student.peft.save_pretrained, save_embedding_layers=False
-        )
     pipeline, optimizer, scheduler = stepped(student, new_data, tmp_path)
     states: tuple[dict[str, Any], dict[str, Any]] | None = None
     if gathered:
@@ -107,3 +104,14 @@ def test_the_bytes_are_those_of_lerobots_own_writer(
 @pytest.mark.parametrize(("step", "steps"), [(0, 1), (400, 400), (5, 12_345_678)])
 def test_folders_are_named_as_lerobot_names_them(step: int, steps: int) -> None:
     assert step_name(step, steps) == get_step_identifier(step, steps)
+
+
+def test_attention_masks_are_lerobots() -> None:
+    pad = torch.tensor([[True, True, True, False], [True, True, True, True]])
+    starts = torch.tensor([[0, 0, 1, 0], [1, 0, 1, 1]])
+    seen = block_attention(pad, starts)
+    assert torch.equal(seen, vla_utils.make_att_2d_masks(pad, starts))
+    for dtype in (None, torch.bfloat16):
+        expected = vla_utils.prepare_attention_masks_4d(seen, dtype)
+        assert torch.equal(additive(seen, dtype), expected)
+        assert additive(seen, dtype).dtype == expected.dtype
