@@ -13,8 +13,11 @@ from pathlib import Path
 
 WHOLE_BYTES = 20 * 10**9
 """Bytes of a dataset that are read whole."""
-PARTS = 16
-"""Parts that are read of a larger file, evenly spaced; the first and the last are its ends."""
+PARTS = 4
+"""Parts that are read of a larger file, evenly spaced; the first and the last are its ends.
+
+Few, because a terabyte has thousands of files.
+"""
 PART_BYTES = 2**20
 _IN_PARTS = "parts:"
 """Before the digest of a file of which only parts were read."""
