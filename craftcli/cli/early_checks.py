@@ -16,7 +16,8 @@ from craftcli.config.policy_and_data import DEMO
 from craftcli.config.settings import Source
 from craftcli.config.train import TrainConfig
 from craftcli.distributed import Processes
-from craftcli.engine.run_folder import CONFIG_FILE, check_output
+from craftcli.engine.run_folder import CHECKPOINTS, CONFIG_FILE, LAST, check_output
+from craftcli.engine.saved_steps import continued_by_lerobot, written_by_lerobot
 from craftcli.errors import EXIT_USAGE, CraftError
 from craftcli.local_policies import find_local_policy
 from craftcli.locations import Location
@@ -31,7 +32,7 @@ def check_training(source: Source[TrainConfig]) -> None:
     if not Processes.from_environment().is_first:
         return
     if config.resume is not None:
-        check_run(config.resume)
+        check_run(config.resume, step=config.from_)
         check_device(config.device)
         return
     if config.output is not None:
@@ -44,7 +45,8 @@ def check_inputs(source: Source[TrainConfig]) -> None:
     config = source.settings
     check_device(config.device)
     check_policy(config.policy)
-    check_environments((*split_list(config.eval_env), *split_list(config.eval_old_env)))
+    for names in (config.old_env, config.eval_env, config.eval_old_env):
+        check_environments(split_list(names))
     reads_cache = config.uses_anchors and not config.asks_teacher and not config.asked_anchors
     # Settings that contradict a cache are refused later, by their names.
     if reads_cache and ("cache" in source.given or config.anchors is Anchors.CACHE):
@@ -84,14 +86,27 @@ def check_evaluation(
     check_environments(environments)
 
 
-def check_run(run: Path) -> None:
-    """Refuse to resume a folder that is not there."""
+def check_run(run: Path, *, step: int | None) -> None:
+    """Refuse to resume a folder that is not there, or what lerobot-train has trained."""
     if not run.exists():
         raise CraftError(
             f"Cannot resume {run}: there is no such run.",
             why="nothing is there.",
             fix="give --resume the folder of a run that has saved a checkpoint.",
         )
+    last = run / CHECKPOINTS / LAST
+    if not written_by_lerobot(last):
+        return
+    if not (run / CONFIG_FILE).is_file():
+        raise CraftError(
+            f"Cannot resume {run}: lerobot-train made it, not craft.",
+            why=f"it has no {CONFIG_FILE}.",
+            fix=f"start a run of craft's from it with --policy {run}, or continue it with "
+            "lerobot-train --resume=true.",
+            exit_code=EXIT_USAGE,
+        )
+    if step is None:
+        raise continued_by_lerobot(run, last)
 
 
 def check_policy(policy: str) -> None:

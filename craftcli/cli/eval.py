@@ -175,7 +175,8 @@ def evaluate(
 
     def act(output: Output) -> None:
         _check_name(name)
-        check_evaluation(source, cache=cache, environments=env or [], device=device)
+        environments = [*(env or []), *(old_env or [])]
+        check_evaluation(source, cache=cache, environments=environments, device=device)
         if plot is not None:
             from craftcli.plots.png import check_plot_file
 
