@@ -116,7 +116,7 @@ def test_an_installed_package_adds_environments(
     (environment,) = open_environments("craft_test_plugin", teacher.policy.config)
     assert environment.name == "craft_test_plugin:Blocks-v0"
     for refuse in (check_environment_name, lambda x: open_environments(x, teacher.policy.config)):
-        with pytest.raises(CraftError, match="Unknown environment 'nowhere'.*craft_test_plugin"):
+        with pytest.raises(CraftError, match=r"Unknown environment 'nowhere'.*craft_test_plugin"):
             refuse("nowhere")
 
 
