@@ -17,7 +17,8 @@ from craftcli.config.policy_and_data import DEMO, DEMO_DATASETS
 from craftcli.config.settings import Source
 from craftcli.config.train import TrainConfig
 from craftcli.distributed import Processes
-from craftcli.engine.run_folder import CONFIG_FILE, check_output
+from craftcli.engine.run_folder import CHECKPOINTS, CONFIG_FILE, LAST, check_output
+from craftcli.engine.saved_steps import continued_by_lerobot, written_by_lerobot
 from craftcli.errors import EXIT_USAGE, CraftError
 from craftcli.local_datasets import can_only_be_local, find_local_dataset
 from craftcli.local_policies import find_local_policy
@@ -33,7 +34,7 @@ def check_training(source: Source[TrainConfig]) -> None:
     if not Processes.from_environment().is_first:
         return
     if config.resume is not None:
-        check_run(config.resume)
+        check_run(config.resume, step=config.from_)
         check_device(config.device)
         _check_measuring(config)
         return
@@ -115,14 +116,27 @@ def check_evaluation(
     check_environments(environments)
 
 
-def check_run(run: Path) -> None:
-    """Refuse to resume a folder that is not there."""
+def check_run(run: Path, *, step: int | None) -> None:
+    """Refuse to resume a folder that is not there, or what lerobot-train has trained."""
     if not run.exists():
         raise CraftError(
             f"Cannot resume {run}: there is no such run.",
             why="nothing is there.",
             fix="give --resume the folder of a run that has saved a checkpoint.",
         )
+    last = run / CHECKPOINTS / LAST
+    if not written_by_lerobot(last):
+        return
+    if not (run / CONFIG_FILE).is_file():
+        raise CraftError(
+            f"Cannot resume {run}: lerobot-train made it, not craft.",
+            why=f"it has no {CONFIG_FILE}.",
+            fix=f"start a run of craft's from it with --policy {run}, or continue it with "
+            "lerobot-train --resume=true.",
+            exit_code=EXIT_USAGE,
+        )
+    if step is None:
+        raise continued_by_lerobot(run, last)
 
 
 def check_policy(policy: str) -> None:

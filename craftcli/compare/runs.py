@@ -19,6 +19,7 @@ from craftcli.engine.run_folder import (
     METRICS_FILE,
     SUMMARY_FILE,
 )
+from craftcli.engine.saved_steps import written_by_lerobot
 from craftcli.engine.summary_file import RunSummary
 from craftcli.errors import EXIT_CHECK_FAILED, EXIT_USAGE, CraftError
 from craftcli.evaluation.results import EVALUATIONS_FOLDER, Evaluation, Success
@@ -107,7 +108,7 @@ class FoundRuns:
     damage: tuple[CraftError, ...]
     """What could not be read; the runs that it belongs to are left out."""
     notes: tuple[str, ...]
-    """Which runs were given twice."""
+    """Which runs were given twice, and which ones lerobot-train has continued."""
 
 
 def read_sources(sources: Sequence[Path]) -> FoundRuns:
@@ -141,6 +142,12 @@ def read_sources(sources: Sequence[Path]) -> FoundRuns:
         ) from first
     damage += [record.damage for record in records if record.damage]
     kept, notes = _each_once(records)
+    notes += [
+        f"lerobot-train has continued {record.folder}, and nothing held the policy to its teacher "
+        "meanwhile: settings, time and curves are those of craft's steps."
+        for record in kept
+        if record.kind == "run" and written_by_lerobot(record.folder / CHECKPOINTS / LAST)
+    ]
     return FoundRuns(
         records=tuple(kept),
         roles=Roles(old=tuple(old), new=tuple(new)),

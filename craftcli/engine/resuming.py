@@ -183,9 +183,10 @@ def set_later_aside(resumed: Resumed) -> str | None:
     for checkpoint in later:
         checkpoint.rename(aside / checkpoint.name)
     write_link(run / CHECKPOINTS / LAST, name)
+    count = f"{len(later)} checkpoint{'s' if len(later) > 1 else ''}"
     return (
-        f"what came after step {resumed.step} is kept in {aside}: {len(later)} checkpoints, with "
-        "the log and the evaluations."
+        f"what came after step {resumed.step} is kept in {aside}: {count}, with the log and the "
+        "evaluations."
     )
 
 

@@ -18,12 +18,14 @@ MISTAKES: dict[str, str] = {
     "train --output taken": "The run taken already exists.",
     "train --output other": "Refusing to overwrite other",
     "train --resume nowhere": "Cannot resume nowhere",
+    "train --resume continued": "Cannot resume continued: lerobot-train has continued it.",
+    "train --resume lerobots": "Cannot resume lerobots: lerobot-train made it, not craft.",
+    "train --old-env nowhere": "Unknown environment 'nowhere'.",
     "train --cache nowhere.zarr": "No cache at nowhere.zarr.",
     "train --anchors cache": "No cache at anchors.zarr.",
     "train --policy ./nobody --dataset a/b": "No policy at ./nobody.",
     "train --device abacus": "The device 'abacus' cannot be used.",
     "train --device cpu:x": "The device 'cpu:x' cannot be used.",
-    "train --old-env nowhere": "Unknown environment 'nowhere'.",
     "train --old-env demo:red,metaworld:fly": "Unknown environment metaworld:fly.",
     "train --eval-every 5 --eval-env nowhere": "Unknown environment 'nowhere'.",
     "train --eval-every 5 --eval-old-env nowhere": "Unknown environment 'nowhere'.",
@@ -53,9 +55,9 @@ MISTAKES: dict[str, str] = {
     "cache build --output other": "it is not a craft cache",
     "eval ./nowhere": "No policy at ./nowhere.",
     "eval demo --env nowhere": "Unknown environment 'nowhere'.",
+    "eval demo --old-env nowhere": "Unknown environment 'nowhere'.",
     "eval demo --env demo:pink": "Unknown environment demo:pink.",
     "eval demo --env lerobot:nowhere": "Unknown environment 'nowhere'.",
-    "eval demo --old-env nowhere": "Unknown environment 'nowhere'.",
     "eval demo --dataset ./nowhere": "No LeRobot dataset at ./nowhere.",
     "eval demo --old-dataset no/such/data": "give --old-dataset a folder",
     "eval demo --cache nowhere.zarr": "No cache at nowhere.zarr.",
@@ -84,6 +86,10 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("mistakes")
     (folder / "taken").mkdir()
     (folder / "taken/craft_config.json").write_text("{}")
+    # What lerobot-train leaves as the last checkpoint of a run has no file of craft's.
+    for run in ("continued", "lerobots"):
+        (folder / run / "checkpoints/last/pretrained_model").mkdir(parents=True)
+    (folder / "continued/craft_config.json").write_text("{}")
     (folder / "other").mkdir()
     (folder / "other/mine.txt").write_text("mine")
     done = subprocess.run(

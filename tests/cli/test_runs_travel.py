@@ -26,6 +26,10 @@ def craft_in(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> 
     return CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
 
 
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
 @pytest.fixture(scope="module")
 def trained(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a policy, a cache, and a run of four steps that was given relative paths."""
@@ -172,6 +176,7 @@ def test_a_run_cannot_end_before_what_it_has_done(
 def test_a_run_that_lerobot_continued_is_recognised(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A quick stand-in; `tests/examples/test_users_day.py` has lerobot-train continue a run."""
     run = work / "runs/a"
     theirs = run / "checkpoints/000006"
     # What lerobot-train writes: the policy and its training state, and nothing of craft's.
@@ -193,6 +198,8 @@ def test_a_run_that_lerobot_continued_is_recognised(
     assert measured.exit_code == 0, measured.output
     assert json.loads(measured.stdout)["policy"]["step"] == 6
     assert "lerobot-train has continued this run" in measured.stderr
+    compared = craft_in(tmp_path, monkeypatch, "compare", run, "-o", "page")
+    assert f"lerobot-train has continued {run}" in one_line(compared.stderr)
     back = craft_in(tmp_path, monkeypatch, "train", "--resume", run, "--from", 4, "--steps", 5)
     assert back.exit_code == 0, back.output
     assert (run / "set-aside-from-000004/000006").is_dir()

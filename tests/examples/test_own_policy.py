@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from installed import install
 from tiny.world import input_features, output_features, save, write_dataset
 
 from craftcli.cache.build.build import build_cache
@@ -46,21 +47,11 @@ class NoPooling(PolicyAdapter):
 """Adapters of a package that its author has not finished."""
 
 
-def install(site: Path, name: str, entries: dict[str, str]) -> None:
-    """What an installer leaves of a package for others to find."""
-    about = site / f"{name}-0.1.0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n")
-    told = "".join(f"{key} = {value}\n" for key, value in entries.items())
-    (about / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\n{told}")
-    importlib.invalidate_caches()
-
-
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The example, installed, and a checkpoint of its policy."""
     site = tmp_path_factory.mktemp("site")
-    install(site, PROJECT["name"], PROJECT["entry-points"][ENTRY_POINT_GROUP])
+    install(site, PROJECT["name"], PROJECT["entry-points"])
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(site))
         patch.syspath_prepend(str(FOLDER))
@@ -165,7 +156,7 @@ def test_the_commands_of_its_readme_run(
 def test_adapters_that_cannot_be_are_told(
     entry: dict[str, str], told: str, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path, "other_package", entry)
+    install(tmp_path, "other_package", {ENTRY_POINT_GROUP: entry})
     (tmp_path / "incomplete.py").write_text(INCOMPLETE)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(CraftError, match=told):

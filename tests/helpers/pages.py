@@ -27,7 +27,8 @@ class Block:
     @property
     def commands(self) -> list[list[str]]:
         """The commands of a shell block, each as its words."""
-        lines = [part for line in self.text.splitlines() for part in line.split(" && ")]
+        joined = self.text.replace("\\\n", " ")
+        lines = [part for line in joined.splitlines() for part in line.split(" && ")]
         return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 

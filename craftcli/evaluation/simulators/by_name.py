@@ -16,6 +16,7 @@ from craftcli.evaluation.simulators.metaworld import (
     MetaWorld,
 )
 from craftcli.evaluation.simulators.names import check_environment_name, metaworld_instructions
+from craftcli.policies.families.registry import register_policy_plugins
 
 
 def open_environments(
@@ -24,12 +25,14 @@ def open_environments(
     """The tasks of a name, with the observations that a policy of this configuration reads.
 
     `demo` is all instructions of the demo and `demo:blue` one of them, `metaworld:reach-v3` a task
-    of Meta-World; `pusht`, `aloha:TASK`, `libero:SUITE` and so on are LeRobot's. LeRobot's own
-    Meta-World, `lerobot:metaworld:TASK`, always renders. `max_steps` replaces the task's own limit.
+    of Meta-World; `pusht`, `aloha:TASK`, `libero:SUITE` and so on are LeRobot's, or of an installed
+    package lerobot_env_*. LeRobot's own Meta-World, `lerobot:metaworld:TASK`, always renders.
+    `max_steps` replaces the task's own limit.
 
     Raises:
         CraftError: the name is unknown, the simulator is not installed, or it does not fit.
     """
+    register_policy_plugins()
     check_environment_name(name)
     kind, _, task = name.partition(":")
     match kind:

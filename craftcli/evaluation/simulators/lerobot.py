@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 from lerobot.envs import make_env, make_env_config, make_env_pre_post_processors
+from lerobot.envs.configs import EnvConfig
 from lerobot.envs.utils import close_envs, preprocess_observation
 from lerobot.utils.constants import ACTION
 from numpy.typing import NDArray
 
 from craftcli.errors import CraftError
 from craftcli.evaluation.simulators.base import Environment, StepResult
+from craftcli.evaluation.simulators.names import unknown_environment
 
 
 class LeRobotSimulation:
@@ -70,8 +72,10 @@ def lerobot_environments(kind: str, task: str | None, policy_config: Any) -> lis
     """The tasks of one of LeRobot's environments, such as pusht or libero:libero_spatial.
 
     Raises:
-        CraftError: the environment is not installed, or it does not start.
+        CraftError: the environment is unknown or not installed, or it does not start.
     """
+    if kind not in EnvConfig.get_known_choices():
+        raise unknown_environment(kind)
     config = make_env_config(kind, **({"task": task} if task else {}))
     try:
         with contextlib.redirect_stdout(io.StringIO()):

@@ -1,5 +1,6 @@
 """Names of environments, checked without importing a simulator, LeRobot or torch."""
 
+import importlib.metadata
 import importlib.util
 import json
 import re
@@ -12,12 +13,15 @@ from craftcli.errors import EXIT_USAGE, CraftError
 
 ALL_COLOURS = (*OLD_COLOURS, *NEW_COLOURS)
 """The tasks of the demo."""
+_PLUGINS = "lerobot_env_"
+"""Begin of the names of packages that LeRobot imports because they register environments."""
 
 
 def check_environment_name(name: str) -> None:
     """Refuse the name of an environment that cannot be opened.
 
-    Tasks of LeRobot's environments are not checked: only their simulators know them.
+    Tasks of LeRobot's environments are not checked: only their simulators know them. Neither are
+    environments that an installed package may register with LeRobot once it is imported.
 
     Raises:
         CraftError: the environment or its task is unknown, or the simulator is not installed.
@@ -37,19 +41,31 @@ def check_environment_name(name: str) -> None:
             raise _unknown(name, "Meta-World", tuple(metaworld_instructions()))
     else:
         own = task.partition(":")[0] if kind == "lerobot" else kind
-        if own not in lerobot_kinds():
-            raise CraftError(
-                f"Unknown environment {own!r}.",
-                why=f"craft has demo and metaworld, LeRobot has {', '.join(lerobot_kinds())}.",
-                fix="use one of these, with a task as in metaworld:reach-v3.",
-                exit_code=EXIT_USAGE,
-            )
+        if own not in lerobot_kinds() and not _plugins_to_import():
+            raise unknown_environment(own)
+
+
+def unknown_environment(kind: str) -> CraftError:
+    """The error of an environment that neither craft nor LeRobot has."""
+    return CraftError(
+        f"Unknown environment {kind!r}.",
+        why=f"craft has demo and metaworld, LeRobot has {', '.join(lerobot_kinds())}.",
+        fix="use one of these, with a task as in metaworld:reach-v3; or install the package that "
+        "has it, lerobot_env_*.",
+        exit_code=EXIT_USAGE,
+    )
 
 
 def lerobot_kinds() -> tuple[str, ...]:
     """LeRobot's environments, and those that others have registered with it."""
     loaded = sys.modules.get("lerobot.envs.configs")
     return tuple(sorted(loaded.EnvConfig.get_known_choices())) if loaded else lerobots_own_kinds()
+
+
+def _plugins_to_import() -> bool:
+    """Whether a package is installed that LeRobot imports for its environments, and has not yet."""
+    names = {distribution.name for distribution in importlib.metadata.distributions()}
+    return any(name.startswith(_PLUGINS) and name not in sys.modules for name in names)
 
 
 @cache

@@ -73,7 +73,10 @@ def adapter_for(policy_type: str) -> PolicyAdapter:
 
 @functools.cache
 def register_policy_plugins() -> None:
-    """Import packages named lerobot_policy_*, which register policy types with LeRobot."""
+    """Import packages named lerobot_policy_*, lerobot_env_* and so on.
+
+    They register policies and environments with LeRobot.
+    """
     register_third_party_plugins()
 
 

@@ -1,16 +1,21 @@
 """LeRobot's environments as simulations, shown with one that needs no package of its own."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import pytest
 import torch
+from installed import install
 from lerobot.envs import EnvConfig
 
 from craftcli.demo.world import EPISODE_STEPS, BlockWorld, Scene, expert_action
+from craftcli.errors import CraftError
+from craftcli.evaluation.simulators.by_name import open_environments
 from craftcli.evaluation.simulators.lerobot import lerobot_environments
-from craftcli.evaluation.simulators.names import metaworld_instructions
+from craftcli.evaluation.simulators.names import check_environment_name, metaworld_instructions
+from craftcli.policies.families.registry import register_policy_plugins
 
 WORLDS: list[BlockWorld] = []
 """Every world that LeRobot made, the last one last."""
@@ -81,3 +86,46 @@ def test_success_and_failure_are_those_of_the_episode_that_ended(blocks: Any) ->
 def test_every_task_of_meta_world_has_its_words() -> None:
     assert len(metaworld_instructions()) >= 49
     assert metaworld_instructions()["reach-v3"]
+
+
+PLUGIN = """
+from dataclasses import dataclass
+from lerobot.envs import EnvConfig
+
+@EnvConfig.register_subclass("craft_test_plugin")
+@dataclass
+class PluginConfig(EnvConfig):
+    task: str | None = "Blocks-v0"
+    package_name = "craft_test"
+    gym_kwargs = {"colour": "green"}
+"""
+
+
+def test_an_installed_package_adds_environments(
+    teacher: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(CraftError, match="Unknown environment 'craft_test_plugin'"):
+        check_environment_name("craft_test_plugin")
+    install(tmp_path, "lerobot_env_craft_test")
+    (tmp_path / "lerobot_env_craft_test.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    # Only its import shows what it registers: the early check refuses nothing, the later one does.
+    check_environment_name("craft_test_plugin")
+    check_environment_name("nowhere")
+    register_policy_plugins.cache_clear()
+    (environment,) = open_environments("craft_test_plugin", teacher.policy.config)
+    assert environment.name == "craft_test_plugin:Blocks-v0"
+    for refuse in (check_environment_name, lambda x: open_environments(x, teacher.policy.config)):
+        with pytest.raises(CraftError, match=r"Unknown environment 'nowhere'.*craft_test_plugin"):
+            refuse("nowhere")
+
+
+def test_a_package_that_cannot_be_imported_adds_nothing(
+    teacher: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "lerobot_env_craft_broken")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    register_policy_plugins.cache_clear()
+    check_environment_name("craft_test_broken")
+    with pytest.raises(CraftError, match="Unknown environment 'craft_test_broken'"):
+        open_environments("craft_test_broken", teacher.policy.config)
