@@ -81,7 +81,7 @@ def test_examples_in_the_help_are_valid_commands(
         monkeypatch.setattr(f"craftcli.cli.{module}.quiet_libraries", stop)
     # What the examples name is not there.
     for check in ("check_cache", "check_instructions", "check_run"):
-        monkeypatch.setattr(f"craftcli.cli.early_checks.{check}", lambda path: None)
+        monkeypatch.setattr(f"craftcli.cli.early_checks.{check}", lambda path, **_: None)
     for example in help_of(command)[1]:
         result = craft(*shlex.split(example)[1:])
         assert result.exit_code == 42, f"{example}: {result.output}"

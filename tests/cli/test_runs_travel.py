@@ -108,7 +108,7 @@ def test_a_moved_run_is_evaluated_with_its_drift_and_no_evaluation_replaces_anot
     lesser = ("--env", "demo", "--episodes", 1, "--device", "cpu")
     smaller = craft_in(tmp_path, monkeypatch, "eval", run, *lesser)
     assert smaller.exit_code == 0, smaller.output
-    files = sorted(file.name for file in (run / "evaluations").iterdir())
+    files = sorted(file.name for file in (run / "evaluations").glob("*.json"))
     assert files == ["evaluation-2.json", "evaluation.json"]
     assert Evaluation.load(run / "evaluations/evaluation.json") == whole
     compared = craft_in(tmp_path, monkeypatch, "compare", run, "-o", "page", "--json")

@@ -13,8 +13,10 @@ import pytest
 import torch
 from made.hostile_policy import edit_json
 from safetensors.torch import load_file, save_file
-from tiny import PI05, STATE_ONLY, pi05
+from tiny import pi05
+from tiny.act import STATE_ONLY
 from tiny.inputs import SEEDS, processed
+from tiny.pi05 import PI05
 from tiny.world import CAMERAS, PX, STATE
 
 from craftcli.errors import CraftError
