@@ -21,6 +21,8 @@ type Entry = dict[str, Any]
 _FILE = Path(__file__).with_name("arms.toml")
 GROUPS: dict[str, list[Entry]] = tomllib.loads(_FILE.read_text("utf-8"))
 _SYMBOLS = {"lambda_init": "λ", "alpha": "α"}
+SWEEP, TUNING = "sweep", "tuning"
+"""What the folders of a bench begin with: reported runs, and those that settings were chosen by."""
 OBJECT_X = 4
 """Where in the state the object lies, from left (negative) to right."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arms import GROUPS, Entry, best, choices, fitted
+from arms import GROUPS, SWEEP, TUNING, Entry, best, choices, fitted
 from beginnings import FAMILIES
 from experts import write_dataset
 from teacher import train_teacher
@@ -49,12 +49,17 @@ SECTIONS = {
     "-share": ("share",),
     "-typed": ("typed",),
     "-coverage": ("coverage",),
-    "-few": ("few",),
+    "-few": ("few", "varied"),
     "-little": ("little",),
     "-sources": ("sources",),
     "-statistics": ("statistics",),
 }
 """Which groups of arms make a table together."""
+
+TUNING_SEED = 0
+"""Settings are chosen with this seed and the first episodes; figures come from others."""
+REPORTED_EPISODES = 50_000
+"""Seed of the first reported episode; demonstrations begin at 100 000."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +69,7 @@ class Extent:
     pairs: tuple[str, ...] = ("pick", "press")
     groups: tuple[str, ...] = tuple(GROUPS)
     seeds: int = 3
+    """Runs of an arm, with the seeds after the one that settings were chosen with."""
     choices: int | None = None
     """Of a grid, from its beginning; None for all."""
     demonstrations: int = 60
@@ -155,8 +161,14 @@ class Bench:
             "eval": {"episodes": extent.episodes, "max_steps": extent.max_steps, "batch_size": 10},
         }
 
-    def compare(self, groups: Sequence[str], seeds: int) -> dict[str, SweepSpec]:
-        """Train and measure arms; the sweeps by name, one for each table of the report."""
+    def compare(
+        self, groups: Sequence[str], seeds: int, *, tuning: bool = False
+    ) -> dict[str, SweepSpec]:
+        """Train and measure arms; the sweeps by name, one for each table of the report.
+
+        `tuning` takes the seed and the episodes that settings are chosen with instead.
+        """
+        own = [TUNING_SEED] if tuning else [TUNING_SEED + 1 + n for n in range(seeds)]
         specs = {}
         for section, members in SECTIONS.items():
             wanted = [
@@ -164,24 +176,31 @@ class Bench:
                 for entries in (self._arms[group] for group in members if group in groups)
             ]
             if wanted:
-                specs[self.name + section] = self._section(section, wanted, seeds)
+                chosen = self._chosen(section, wanted, own)
+                specs[self.name + section] = self._run(section, chosen, tuning=tuning)
         return specs
 
-    def _section(self, section: str, groups: Sequence[Sequence[Entry]], seeds: int) -> SweepSpec:
-        """Arms with a grid are tuned; the sweep has all that was chosen."""
+    def _chosen(
+        self, section: str, groups: Sequence[Sequence[Entry]], seeds: list[int]
+    ) -> list[Entry]:
+        """The arms with these seeds; of a grid, the best with the seed for tuning."""
         chosen: list[Entry] = []
         for group in groups:
             offered = [choices(entry)[: self._choices] for entry in group]
-            # Earlier arms come along because merges are made of one of them.
-            tried = [{"seeds": [0], **choice} for arms in offered for choice in arms]
-            spec = self._run(section, [*chosen, *tried])
-            own = list(range(seeds))
-            chosen += [{"seeds": own, **best(spec, arms)} for arms in offered]
-            spec = self._run(section, chosen)
-        return spec
+            if any(len(arms) > 1 for arms in offered):
+                # Earlier arms come along because merges are made of one of them.
+                tried = [*chosen, *(choice for arms in offered for choice in arms)]
+                tuned = [{**entry, "seeds": [TUNING_SEED]} for entry in tried]
+                spec = self._run(section, tuned, tuning=True)
+                offered = [[best(spec, arms)] for arms in offered]
+            chosen += [{"seeds": seeds, **arms[0]} for arms in offered]
+        return chosen
 
-    def _run(self, section: str, entries: list[Entry]) -> SweepSpec:
-        document = {**self._document, "output": f"sweep{section}", "arm": entries}
+    def _run(self, section: str, entries: list[Entry], *, tuning: bool) -> SweepSpec:
+        output = f"{TUNING if tuning else SWEEP}{section}"
+        document = {**self._document, "output": output, "arm": entries}
+        if not tuning:
+            document["eval"] = {**document["eval"], "seed": REPORTED_EPISODES}
         spec = SweepSpec.from_dict(document, folder=self.folder)
         result = run_sweep(spec, on_job=self._on_job, bar=self._bar)
         if result.interrupted:

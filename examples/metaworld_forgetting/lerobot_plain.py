@@ -25,7 +25,7 @@ from craftcli.cli.quiet import quiet_libraries
 
 quiet_libraries(debug=False)
 
-from bench import FULL, PAIRS, Extent, Pair
+from bench import FULL, PAIRS, REPORTED_EPISODES, TUNING_SEED, Extent, Pair
 from reporting import README, WORK, add_results, replaced
 
 from craftcli.cli.app import app
@@ -74,7 +74,16 @@ def success(policy: Path, pair: Pair, file: Path, extent: Extent) -> dict[str, f
         tasks = [task for names in roles.values() for task in names]
         environments = [word for task in tasks for word in ("--env", f"metaworld:{task}")]
         words = ["eval", str(policy), *environments, "--episodes", str(extent.episodes)]
-        words += ["--max-steps", str(extent.max_steps), "--batch-size", "10", "-o", str(file)]
+        words += [
+            "--seed",
+            str(REPORTED_EPISODES),
+            "--max-steps",
+            str(extent.max_steps),
+            "--batch-size",
+            "10",
+            "-o",
+            str(file),
+        ]
         if code := app(words, standalone_mode=False):
             raise typer.Exit(code)
     rates = {found.environment: found.rate for found in Evaluation.load(file).success}
@@ -94,7 +103,7 @@ def main(
     for name in pairs.split(","):
         pair, folder = PAIRS[name], work / f"{name}-{FAMILY}"
         teacher = (folder / "teacher-1/checkpoints/last/pretrained_model").resolve()
-        for seed in range(seeds):
+        for seed in range(TUNING_SEED + 1, TUNING_SEED + 1 + seeds):
             output = (folder / "lerobot-train" / f"seed-{seed}").resolve()
             policy = fine_tune(settings_of(work, pair, seed), teacher, output)
             rates = success(policy, pair, output.with_suffix(".json"), FULL)

@@ -4,11 +4,12 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from anchor_coverage import coverage_table
-from arms import GROUPS, choices, success
+from arms import GROUPS, SWEEP, TUNING, choices, success
 from few_frames import draw_few
 
 from craftcli.compare.compare import Comparison, compare_runs
@@ -97,7 +98,8 @@ def tuning(spec: SweepSpec) -> dict[str, tuple[float, float]]:
         for choice in choices(e)
         if "grid" in e
     ]
-    measured = {name: success(spec, name) for name in tried}
+    folder = spec.output.with_name(spec.output.name.replace(SWEEP, TUNING, 1))
+    measured = {name: success(replace(spec, output=folder), name) for name in tried}
     return {name: found for name, found in measured.items() if found}
 
 

@@ -35,6 +35,9 @@ def main(
     families: Annotated[str, typer.Option(help="Which families of policies.")] = "act",
     groups: Annotated[str | None, typer.Option(help="Which arms of arms.toml; all.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Runs of every arm; 3.")] = None,
+    tuning: Annotated[
+        bool, typer.Option(help="Take the seed and episodes that settings are chosen with.")
+    ] = False,
     quick: Annotated[bool, typer.Option(help="Little of all, to see that it runs.")] = False,
     readme: Annotated[Path, typer.Option(help="The file whose tables are renewed.")] = README,
 ) -> None:
@@ -48,12 +51,14 @@ def main(
     extent = QUICK if quick else FULL
     if quick:
         work, readme = apart(work, readme)
+    elif tuning and readme == README:
+        readme = work / "tuning.md"
     chosen = groups.split(",") if groups else extent.groups
     specs = {}
     for pair in pairs.split(",") if pairs else extent.pairs:
         for family in families.split(","):
             bench = Bench(work, PAIRS[pair], family, extent, on_job=on_job, bar=output.progress)
-            specs |= bench.compare(chosen, seeds or extent.seeds)
+            specs |= bench.compare(chosen, seeds or extent.seeds, tuning=tuning)
     publish(specs, readme, work / "reports")
 
 
