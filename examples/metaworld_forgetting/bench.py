@@ -49,6 +49,7 @@ SECTIONS = {
     "-share": ("share",),
     "-typed": ("typed",),
     "-coverage": ("coverage",),
+    "-recipe": ("recipe",),
     "-few": ("few", "varied"),
     "-little": ("little",),
     "-sources": ("sources",),

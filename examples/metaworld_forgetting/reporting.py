@@ -27,6 +27,7 @@ _SUBTITLES = {
     "-share": ": how many anchors a step",
     "-typed": ": `--mode hidden` as it is typed",
     "-coverage": ": where the anchors do not reach",
+    "-recipe": ": what the defaults were chosen by",
     "-few": ": how little of the old data is enough",
     "-little": ": no old data or sixteen frames, with all steps",
     "-sources": ": other sources of anchors",
