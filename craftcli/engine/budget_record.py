@@ -20,6 +20,7 @@ class Turn:
     """L_ret / ε; None if no ε above 0 was known."""
     lam: float
     at_maximum: bool
+    bounded: bool = False
 
 
 class BudgetRecord:
@@ -72,6 +73,11 @@ class BudgetRecord:
         return bool(self._recent) and self._recent[-1].at_maximum
 
     @property
+    def bounded(self) -> bool:
+        """Whether the size of the gradients kept a λ from rising in most of the last turns."""
+        return 2 * sum(turn.bounded for turn in self._recent) > len(self._recent)
+
+    @property
     def rising(self) -> bool:
         """Whether λ rose over the last turns."""
         return len(self._recent) > 1 and self._recent[-1].lam > self._recent[0].lam
@@ -97,4 +103,9 @@ class BudgetRecord:
 
 
 def _recent(report: RetentionReport) -> Turn:
-    return Turn(used=report.budget_used, lam=report.lam, at_maximum=report.at_maximum)
+    return Turn(
+        used=report.budget_used,
+        lam=report.lam,
+        at_maximum=report.at_maximum,
+        bounded=report.bounded,
+    )

@@ -3,6 +3,7 @@
 from craftcli.choices import Merge
 from craftcli.config.train import TrainConfig
 from craftcli.engine.budget_record import BudgetRecord
+from craftcli.engine.method.multiplier import BALANCE
 from craftcli.engine.retention.gradient_reach import percent
 from craftcli.engine.verdict import Outcome, Verdict
 
@@ -29,6 +30,7 @@ def judge(
         held_out_used=record.held,
         lam=record.lam,
         lam_at_maximum=record.at_maximum,
+        lam_bounded=record.bounded,
         lam_rising=record.rising,
         free_share=free_share,
         turns=record.turns,
@@ -133,6 +135,12 @@ def _more_weight(record: BudgetRecord, config: TrainConfig) -> str:
         return f"--lambda-lr 0 holds λ at {record.lam:.3g}: leave it out, or raise --lambda-init."
     if record.at_maximum:
         return f"λ is at its maximum of {config.lambda_max:g}: raise --lambda-max or lower --lr."
+    if record.bounded:
+        return (
+            f"λ cannot rise above {record.lam:.2g}, because the gradient of the anchors is already "
+            f"{BALANCE:g} times the task's: use a lower --lr, more --steps, or more "
+            "--anchor-batch-size."
+        )
     fixes = "raise --lambda-lr or --steps" if record.rising else "take more --steps or lower --lr"
     if config.retention_every > 1:
         fixes += ", or hold more often with --retention-every 1"

@@ -40,6 +40,8 @@ class RetentionReport:
     """L_ret / ε, the largest if there are several constraints; None if no ε above 0 is known."""
     at_maximum: bool = False
     """Whether a λ was at its maximum."""
+    bounded: bool = False
+    """Whether the size of the gradients kept a λ from rising."""
     notes: tuple[Note, ...] = ()
     """Messages for the user."""
 
@@ -77,8 +79,11 @@ class StepReport:
     lr: float
     update_s: float
     data_s: float
+    """Waiting for the task's data, before the update."""
     retention: RetentionReport | None
     """None if this step had no retention turn."""
+    anchor_s: float = 0.0
+    """Waiting for the inputs of anchors, a part of `update_s`."""
     skipped: bool = False
     """Whether a value was not finite, so that the weights did not change."""
 
@@ -100,6 +105,7 @@ class LogEntry:
     lr: float
     update_s: float
     data_s: float
+    anchor_s: float | None = None
     l_ret: float | None = None
     l_held: float | None = None
     """The loss on held-out anchors, if it was measured since the last log line."""
@@ -144,6 +150,7 @@ class LogEntry:
             f"lr={self.lr:.1e}",
             f"updt_s={self.update_s:.3f}",
             f"data_s={self.data_s:.3f}",
+            *([] if self.anchor_s is None else [f"anchor_s={self.anchor_s:.3f}"]),
             f"mode={self.mode}",
         ]
         if self.l_ret is not None:
@@ -243,6 +250,7 @@ class Window:
         ]
         self._measured = measured[-1] if measured else self._measured
         earlier = [self._measured] if self._measured else []
+        entry = replace(entry, anchor_s=fmean(r.anchor_s for r in all_reports))
         entry = _with_gradients(_with_retention(entry, turns), measured or earlier)
         return replace(entry, gradients_step=None) if len(measured) == len(turns) else entry
 

@@ -39,6 +39,7 @@ def train_step(
     A step with a value that is not finite is skipped: it changes neither the weights nor λ.
     """
     started = time.perf_counter()
+    waited = retention.waited_s if retention else 0.0
     policy.train()
     losses = [functools.partial(_task_loss, policy, batch) for batch in batches]
     retained: RetentionReport | None = None
@@ -67,6 +68,7 @@ def train_step(
         lr=lr,
         update_s=time.perf_counter() - started,
         data_s=data_s,
+        anchor_s=retention.waited_s - waited if retention else 0.0,
         retention=retained,
         skipped=skipped,
     )

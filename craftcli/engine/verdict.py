@@ -44,6 +44,8 @@ class Verdict:
     """The last L_held / ε; None if it was not measured."""
     lam: float | None = None
     lam_at_maximum: bool = False
+    lam_bounded: bool = False
+    """Whether the size of the gradients kept λ from rising over the last 20 retention turns."""
     lam_rising: bool = False
     """Whether λ rose over the last 20 retention turns."""
     free_share: float = 0.0

@@ -25,7 +25,8 @@ HELD = ("--retention-every", "1", "--lambda-init", "2", "--epsilon-start", "0.5"
 NUMBER = r"[-+]?\d[\d.]*(?:e[-+]\d+)?"
 LINE = (
     rf"Step (\d)/2 \| loss={NUMBER} \| grdn={NUMBER} \| lr={NUMBER} \| updt_s={NUMBER} "
-    rf"\| data_s={NUMBER} \| mode=hidden\+action \| L_ret={NUMBER} \| L_hidden={NUMBER} "
+    rf"\| data_s={NUMBER} \| anchor_s={NUMBER} \| mode=hidden\+action \| L_ret={NUMBER} "
+    rf"\| L_hidden={NUMBER} "
     rf"\| L_action={NUMBER} \| λ={NUMBER} \| ε={NUMBER} "
     rf"\| dot={NUMBER} \| cos={NUMBER}(?: \| conflict=\d+%)?(?: \| projected=\d+%)?"
 )

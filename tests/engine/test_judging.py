@@ -88,6 +88,12 @@ def test_a_budget_that_was_missed_says_what_to_change() -> None:
             "λ is at its maximum of 10: raise --lambda-max or lower --lr.",
         ),
         (
+            recorded([3.0] * 30, lam=0.93, bounded=True),
+            {},
+            "λ cannot rise above 0.93, because the gradient of the anchors is already 2 times the "
+            "task's: use a lower --lr, more --steps, or more --anchor-batch-size.",
+        ),
+        (
             recorded([3.0] * 30),
             {"lambda_lr": 0.0},
             "--lambda-lr 0 holds λ at 1: leave it out, or raise --lambda-init.",
@@ -110,7 +116,7 @@ def test_a_budget_that_was_missed_says_what_to_change() -> None:
             "Use more anchors: --anchor-samples, or craft cache build --samples.",
         ),
     ],
-    ids=["maximum", "fixed", "merge", "every", "level", "held out"],
+    ids=["maximum", "bounded", "fixed", "merge", "every", "level", "held out"],
 )
 def test_the_advice_fits_the_cause(
     record: BudgetRecord, settings: dict[str, Any], advice: str

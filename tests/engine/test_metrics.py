@@ -59,8 +59,19 @@ def test_a_line_reads_as_documented() -> None:
     entry = window_of(report(1, turn(1, conflict=True))).flush()
     assert entry.line() == (
         "Step 1/100 | loss=1.0000 | grdn=2.000 | lr=1.0e-03 | updt_s=0.100 | data_s=0.010 | "
-        "mode=hidden | L_ret=0.01 | λ=2.000 | ε=0.02 | dot=-1.00e+00 | cos=-0.500 | conflict=100%"
+        "anchor_s=0.000 | mode=hidden | L_ret=0.01 | λ=2.000 | ε=0.02 | dot=-1.00e+00 | "
+        "cos=-0.500 | conflict=100%"
     )
+
+
+def test_waiting_for_anchors_is_averaged_and_shown_with_retention_only() -> None:
+    waits = [replace(report(n, turn(n)), anchor_s=0.5 * n) for n in (1, 3)]
+    entry = window_of(*waits).flush()
+    assert entry.anchor_s == 1.0
+    assert " | anchor_s=1.000 | " in entry.line()
+    plain = window_of(report(1)).flush()
+    assert plain.anchor_s is None
+    assert "anchor_s" not in plain.line()
 
 
 def test_no_conflict_no_mark() -> None:

@@ -49,6 +49,11 @@ class Constraint:
         return self._multiplier.at_maximum
 
     @property
+    def bounded(self) -> bool:
+        """Whether the size of the gradients keeps λ from rising."""
+        return self._multiplier.bounded
+
+    @property
     def violated(self) -> bool:
         """Whether the loss of the last turn was above ε; before the first turn, too."""
         return self._violated
@@ -70,11 +75,11 @@ class Constraint:
         """The loss that ε bounds: of this turn's anchors, or of the held-out ones if larger."""
         return self._held_out.binding(loss)
 
-    def update(self, loss: float, step: int) -> list[Note]:
+    def update(self, loss: float, step: int, *, gradient_ratio: float | None = None) -> list[Note]:
         """Take the dual step after a retention turn; returns notes for the user.
 
         λ rises with the violation L_ret / ε - 1, and falls slowly while L_ret is below ε: the
-        formulas are in `multiplier.py`.
+        formulas are in `multiplier.py`, as is the bound by the gradients' ratio.
         """
         epsilon = self.epsilon(step)
         found = self._budget.observe(loss)
@@ -85,7 +90,7 @@ class Constraint:
         loss = self.binding(loss)
         self._violated = loss > epsilon
         if math.isfinite(epsilon):
-            self._multiplier.step(loss, epsilon)
+            self._multiplier.step(loss, epsilon, gradient_ratio=gradient_ratio)
             warning = self._watch.observe(
                 self.lam,
                 at_maximum=self._multiplier.at_maximum,

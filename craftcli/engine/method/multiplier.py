@@ -12,9 +12,16 @@ and dual ascent (the default) moves λ, the weight of the retention gradient, by
 
 Both signs move λ to the same place: it rests where L_ret = ε, or falls towards 0. The rise follows
 the size of the violation: at 50 times the budget λ goes from 1 to 10 in 9 turns of the default lr,
-at twice the budget in 450. It should be no faster than it must, because a large λ also weighs the
-noise of a few anchors, and the task is learned less. While the budget holds, 1/λ, the weight of the
-task against retention, grows instead: from λ = 10 to 1 in 45 turns, and from 1 by lr a turn.
+at twice the budget in 450. While the budget holds, 1/λ, the weight of the task against retention,
+grows instead: from λ = 10 to 1 in 45 turns, and from 1 by lr a turn.
+
+Whenever the two gradients were told apart, λ is also bounded by their size:
+
+    λ <- min(λ, BALANCE · |g_task| / |g_ret|)
+
+The gradient of a few anchors is mostly noise. While that noise keeps L_ret above ε, a larger λ does
+not lower L_ret, but Adam divides the step by the size of the gradient, so that the task is learned
+more slowly (measured: examples/metaworld_forgetting/README.md, "How the defaults were chosen").
 
 νPI (Sohrabi et al., On PI Controllers for Updating Lagrange Multipliers in Constrained
 Optimization, 2024, arXiv 2406.04558; `nupi_optimizer.py` in Cooper) adds a proportional part, which
@@ -27,8 +34,8 @@ As in Cooper, the first νPI step is plain ascent and leaves ξ at 0.
 A turn that stands for K training steps (--retention-every K) takes a step K times as large, at most
 as large as the largest one of K = 1 upwards: λ then moves as fast in training steps.
 
-Runs of earlier versions moved λ by lr · (L_ret - ε) in both directions; when they are resumed they
-still do (`Rule.ABSOLUTE`).
+Runs of earlier versions moved λ by lr · (L_ret - ε) in both directions (`Rule.ABSOLUTE`), or had no
+such bound (`Rule.RELATIVE`); when they are resumed they still do.
 """
 
 import math
@@ -38,6 +45,8 @@ from typing import Any
 
 LARGEST_VIOLATION = 50.0
 """The violation from which on λ grows no faster."""
+BALANCE = 2.0
+"""How many times the task's gradient the weighted gradient of retention may be."""
 NEARLY_ZERO = 0.1
 """λ below this gives retention hardly any weight."""
 
@@ -45,8 +54,10 @@ NEARLY_ZERO = 0.1
 class Rule(StrEnum):
     """What a step of λ is proportional to."""
 
+    BALANCED = "balanced"
+    """The violation in units of ε; λ is bounded by the size of the gradients."""
     RELATIVE = "relative"
-    """The violation in units of ε."""
+    """The same without that bound, as in runs of earlier versions."""
     ABSOLUTE = "absolute"
     """L_ret - ε, as in runs of earlier versions."""
 
@@ -75,7 +86,7 @@ class Multiplier:
         ki: float = 1.0,
         nu: float = 0.0,
         every: int = 1,
-        rule: Rule = Rule.RELATIVE,
+        rule: Rule = Rule.BALANCED,
     ) -> None:
         """`every` is the number of training steps that a turn stands for."""
         if not 0 <= value <= maximum or not math.isfinite(value):
@@ -94,6 +105,7 @@ class Multiplier:
         self._every = every
         self._rule = rule
         self._average: float | None = None
+        self._bounded = False
 
     @property
     def value(self) -> float:
@@ -111,13 +123,22 @@ class Multiplier:
         return self._value >= self._maximum
 
     @property
+    def bounded(self) -> bool:
+        """Whether the size of the gradients kept λ from rising in the last step."""
+        return self._bounded
+
+    @property
     def at_zero(self) -> bool:
         """Whether λ is 0 or nearly so: L_ret is below ε, and retention has no weight."""
-        # The relative rule never quite reaches 0.
-        return self._value <= (NEARLY_ZERO if self._rule is Rule.RELATIVE else 0.0)
+        # Relative steps never quite reach 0.
+        return self._value <= (0.0 if self._rule is Rule.ABSOLUTE else NEARLY_ZERO)
 
-    def step(self, loss: float, epsilon: float) -> float:
-        """Update λ after a turn with this L_ret and this budget, clip it, and return it."""
+    def step(self, loss: float, epsilon: float, *, gradient_ratio: float | None = None) -> float:
+        """Update λ after a turn with this L_ret and this budget, clip it, and return it.
+
+        `gradient_ratio` is |g_task| / |g_ret|, if it was measured. A λ that never moves, because
+        the lr is 0, is not bounded by it.
+        """
         if not math.isfinite(loss - epsilon):
             raise ValueError(f"the violation is not finite: L_ret = {loss}, ε = {epsilon}")
         absolute = self._rule is Rule.ABSOLUTE
@@ -132,11 +153,20 @@ class Multiplier:
             fall = gain * -violation * self._every
             value = self._value / (1 + fall * self._value)
         self._value = min(max(value + update, 0.0), self._maximum)
+        self._bound(gradient_ratio)
         return self._value
+
+    def _bound(self, gradient_ratio: float | None) -> None:
+        if self._rule is Rule.BALANCED and self._lr > 0 and gradient_ratio is not None:
+            most = BALANCE * gradient_ratio
+            self._bounded = self._value > most
+            self._value = min(self._value, most)
 
     def state_dict(self) -> dict[str, Any]:
         """The state that a resumed run needs; gains, lr and maximum come from its settings."""
         state: dict[str, Any] = {"value": self._value, "rule": self._rule.value}
+        if self._bounded:
+            state["bounded"] = True
         return state if self._average is None else {**state, "average": self._average}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -153,10 +183,11 @@ class Multiplier:
         self._value = min(value, self._maximum)
         self._average = average
         self._rule = rule
+        self._bounded = bool(state.get("bounded", False))
 
     def __repr__(self) -> str:
         gains = f", kp={self._kp:g}, ki={self._ki:g}, nu={self._nu:g}"
-        rule = "" if self._rule is Rule.RELATIVE else f", rule={self._rule}"
+        rule = "" if self._rule is Rule.BALANCED else f", rule={self._rule}"
         return (
             f"Multiplier(value={self._value:g}, lr={self._lr:g}, maximum={self._maximum:g}"
             f"{gains if self._kp else ''}{rule})"

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ _OUTPUTS = {
     Kind.TOKEN_CE: (LABELS,),
     Kind.ACTION: (PREDICTION, TOP_TOKENS, TOP_LOGPROBS, OUTPUT_MASK),
 }
+AHEAD = 4
+"""Batches that a thread prepares in advance: one that takes long then delays no step."""
 _VARIANCE_ROWS = 4096
 """Rows that give the variance of predictions: enough for a scale, and quick to read."""
 
@@ -72,6 +75,8 @@ class NumberedAnchors(Protocol):
     """Anchors as an endless row of numbered batches: the same number is always the same batch."""
 
     batch_size: int
+    waited_s: float
+    """How long `batch` has kept its callers waiting for inputs, all calls together."""
 
     def __len__(self) -> int: ...
 
@@ -130,6 +135,7 @@ class AnchorSet:
             )
         self.reader = reader
         self.batch_size = batch_size
+        self.waited_s = 0.0
         self._images = images
         self._prepared: dict[int, Future[AnchorBatch]] = {}
         self.walk, self.held_out = _walks(
@@ -194,18 +200,26 @@ class AnchorSet:
     def batch(self, number: int, device: torch.device, *, following: int = 1) -> AnchorBatch:
         """The batch with this number in an endless walk over the rows, reshuffled every round.
 
-        Meanwhile a thread prepares the batch with the number `number + following`.
+        Meanwhile a thread prepares the next batches, each `following` after the one before.
         """
+        started = time.perf_counter()
         if self.reader.fetches:
             self.reader.prefetch(self.walk.rows(number), self._read_names)
             self.reader.prefetch(self.walk.rows(number + following), self._read_names)
-        if self._images is None:
-            return self._numbered(number, device)
         prepared = self._prepared.pop(number, None)
         batch = prepared.result() if prepared else self._numbered(number, device)
-        following += number
-        self._prepared = {following: _decoder().submit(self._numbered, following, device)}
+        if self._images is not None:
+            self._prepare([number + following * n for n in range(1, AHEAD + 1)], device)
+        self.waited_s += time.perf_counter() - started
         return batch
+
+    def _prepare(self, numbers: list[int], device: torch.device) -> None:
+        """Let a thread prepare these batches, in this order, and drop all others."""
+        for number in self._prepared.keys() - set(numbers):
+            self._prepared.pop(number).cancel()
+        for number in numbers:
+            if number not in self._prepared:
+                self._prepared[number] = _decoder().submit(self._numbered, number, device)
 
     def _numbered(self, number: int, device: torch.device) -> AnchorBatch:
         return self.read(self.walk.rows(number), device)

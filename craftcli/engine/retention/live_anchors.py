@@ -73,6 +73,8 @@ class LiveAnchors:
     Rows on which the teacher is not finite are left out of their batch.
     """
 
+    waited_s: float = 0.0
+    """The teacher's answers are part of the step; its inputs are made in them."""
     held_out: Walk | None = None
     """Every anchor is new: L_ret itself shows what is held where nothing was trained."""
 

@@ -22,7 +22,7 @@ from craftcli.config.retention import RetentionConfig
 from craftcli.config.train import TrainConfig
 from craftcli.engine.execution import Execution, Work
 from craftcli.engine.method.budget import Budget
-from craftcli.engine.method.constraint import Constraint
+from craftcli.engine.method.constraint import Constraint, Note
 from craftcli.engine.method.held_out import EVERY
 from craftcli.engine.method.losses import RetentionLoss
 from craftcli.engine.method.multiplier import Multiplier
@@ -142,6 +142,11 @@ class Retention:
         return self.terms.anchors
 
     @property
+    def waited_s(self) -> float:
+        """How long the inputs of anchors have been waited for since the start."""
+        return self.anchors.waited_s if self.anchors else 0.0
+
+    @property
     def lam(self) -> float:
         """The current λ, summed over the constraints."""
         return sum(constraint.lam for constraint in self._constraints.values())
@@ -244,11 +249,14 @@ class Retention:
     def update(self, step: int, report: RetentionReport) -> RetentionReport:
         """Take the multiplier's step after a turn; returns its report with notes for the user."""
         by_constraint = self._by_constraint(report.losses)
-        return report.with_notes(
-            note
-            for name, constraint in self._constraints.items()
-            for note in constraint.update(by_constraint[name], step)
-        )
+        ratio = _gradient_ratio(report.gradients)
+        lam = self.lam
+        notes: list[Note] = []
+        for name, constraint in self._constraints.items():
+            # The λ of all constraints together is bounded: each has its share of the bound.
+            own = ratio if ratio is None or not lam else ratio * constraint.lam / lam
+            notes += constraint.update(by_constraint[name], step, gradient_ratio=own)
+        return report.with_notes(notes)
 
     def losses(self, number: int) -> dict[Mode, RetentionLoss]:
         """The loss of every mode on the anchor batch with this number, with gradients."""
@@ -387,6 +395,7 @@ class Retention:
             violated=self._violated(step, losses),
             budget_used=self._budget_used(step, losses),
             at_maximum=any(c.at_maximum for c in self._constraints.values()),
+            bounded=any(c.bounded for c in self._constraints.values()),
             losses=losses,
             lams={name: c.lam for name, c in self._constraints.items()},
         )
@@ -420,3 +429,8 @@ def _take_gradients(parameters: list[nn.Parameter]) -> list[Tensor | None]:
     for parameter in parameters:
         parameter.grad = None
     return gradients
+
+
+def _gradient_ratio(seen: ProjectionReport | None) -> float | None:
+    """|g_task| / |g_ret|; None if they were not told apart, or there was nothing to retain yet."""
+    return seen.task_norm / seen.ret_norm if seen and seen.ret_norm > 0 else None

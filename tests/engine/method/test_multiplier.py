@@ -145,7 +145,34 @@ def test_a_run_of_an_earlier_version_keeps_its_rule() -> None:
     again = Multiplier()
     again.load_state_dict(resumed.state_dict())
     assert again.rule is Rule.ABSOLUTE
-    assert Multiplier().state_dict() == {"value": 1.0, "rule": "relative"}
+    assert Multiplier().state_dict() == {"value": 1.0, "rule": "balanced"}
+
+
+def test_the_weighted_gradient_of_retention_is_at_most_twice_the_tasks() -> None:
+    multiplier = Multiplier(value=3.0)
+    assert multiplier.step(0.2, 0.02, gradient_ratio=0.5) == 1.0
+    assert multiplier.bounded
+    # Without a measurement λ moves on from there, and a smaller retention gradient lets it rise.
+    assert multiplier.step(0.2, 0.02) == pytest.approx(1.0 + 0.02 * 9)
+    assert multiplier.step(0.2, 0.02, gradient_ratio=5.0) == pytest.approx(1.0 + 0.04 * 9)
+    assert not multiplier.bounded
+
+
+def test_a_bounded_multiplier_is_resumed_as_such() -> None:
+    multiplier, resumed = Multiplier(), Multiplier()
+    multiplier.step(0.2, 0.02, gradient_ratio=0.1)
+    resumed.load_state_dict(multiplier.state_dict())
+    assert resumed.bounded
+    assert resumed.value == multiplier.value == 0.2
+
+
+@pytest.mark.parametrize(
+    "settings", [{"lr": 0.0}, {"rule": Rule.RELATIVE}, {"rule": Rule.ABSOLUTE}], ids=str
+)
+def test_a_fixed_multiplier_and_earlier_rules_have_no_such_bound(settings: dict[str, Any]) -> None:
+    free, same = Multiplier(value=3.0, **settings), Multiplier(value=3.0, **settings)
+    assert free.step(0.2, 0.02, gradient_ratio=0.1) == same.step(0.2, 0.02)
+    assert not free.bounded
 
 
 @properties
@@ -160,8 +187,10 @@ def test_converges_to_the_multiplier_of_a_known_problem() -> None:
     """Minimise (x - 2)² subject to x² <= 1: x = 1 and λ = 1."""
     x, multiplier = 0.0, Multiplier(value=0.0, lr=0.05)
     for _ in range(2000):
-        x -= 0.05 * (2 * (x - 2) + multiplier.value * 2 * x)
-        multiplier.step(x * x, 1)
+        task, ret = 2 * (x - 2), 2 * x
+        x -= 0.05 * (task + multiplier.value * ret)
+        # At the solution the gradients balance, λ = |g_task| / |g_ret|: the bound leaves it free.
+        multiplier.step(x * x, 1, gradient_ratio=abs(task / ret) if ret else None)
     assert x == pytest.approx(1.0, abs=1e-3)
     assert multiplier.value == pytest.approx(1.0, abs=1e-3)
 

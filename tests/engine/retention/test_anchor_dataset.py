@@ -1,6 +1,8 @@
 """Rows read again from the dataset are, bit for bit, what the teacher saw."""
 
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,7 +19,7 @@ from craftcli.cache.reading.reader import CacheReader
 from craftcli.choices import Images, Kind
 from craftcli.config.train import TrainConfig
 from craftcli.engine.retention.anchor_dataset import open_anchor_dataset
-from craftcli.engine.retention.anchors import AnchorSet
+from craftcli.engine.retention.anchors import AHEAD, AnchorSet
 from craftcli.engine.retention.opening import open_anchors
 from craftcli.engine.retention.retention import open_retention
 from craftcli.engine.retention.self_check import self_check
@@ -39,13 +41,39 @@ def test_both_give_the_same_batches(teacher: Any, cache: Path, referring: Path) 
     images = open_anchor_dataset(identity, teacher, root=None)
     embedded = AnchorSet(CacheReader.open(cache), **settings)
     by_reference = AnchorSet(CacheReader.open(referring), **settings, images=images)
-    for number in (0, 1, 2, 9, 3):  # in turn, and not: only the first comes from the thread
+    for number in (0, 1, 2, 9, 3):  # in turn, from the thread, and not
         one, two = embedded.batch(number, CPU), by_reference.batch(number, CPU)
         assert one.inputs.keys() == two.inputs.keys()
         for key in one.inputs:
             assert torch.equal(one.inputs[key], two.inputs[key]), key
         for layer in one.targets:
             assert torch.equal(one.targets[layer], two.targets[layer])
+
+
+def test_the_next_batches_are_read_in_advance_and_waiting_is_counted(
+    teacher: Any, referring: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = CacheReader.open(referring).manifest.dataset
+    images = open_anchor_dataset(identity, teacher, root=None)
+    anchors = AnchorSet(CacheReader.open(referring), batch_size=2, seed=3, images=images)
+    read, seen = images.read_images, threading.Semaphore(0)
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.1)
+        found = read(*arguments)
+        seen.release()
+        return found
+
+    monkeypatch.setattr(images, "read_images", slow)
+    anchors.batch(0, CPU, following=2)
+    first = anchors.waited_s
+    assert first >= 0.1
+    for _ in range(1 + AHEAD):  # the batch itself, and those in advance
+        assert seen.acquire(timeout=60)
+    for number in range(1, 1 + AHEAD):
+        anchors.batch(2 * number, CPU, following=2)
+    # None of these was read while its caller waited.
+    assert anchors.waited_s - first < 0.1
 
 
 def test_several_readers_at_once_get_their_own_images(
