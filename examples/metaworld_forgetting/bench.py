@@ -53,7 +53,7 @@ SECTIONS = {
     "-few": ("few", "varied"),
     "-little": ("little",),
     "-sources": ("sources",),
-    "-statistics": ("statistics",),
+    "-statistics": ("statistics", "statistics_more"),
 }
 """Which groups of arms make a table together."""
 
