@@ -137,7 +137,7 @@ def _more_weight(record: BudgetRecord, config: TrainConfig) -> str:
         return f"λ is at its maximum of {config.lambda_max:g}: raise --lambda-max or lower --lr."
     if record.bounded:
         return (
-            f"λ cannot rise above {record.lam:.2g}, because the gradient of the anchors is already "
+            f"λ does not rise above {record.lam:.2g}, because the gradient of the anchors is already "
             f"{BALANCE:g} times the task's: use a lower --lr, more --steps, or more "
             "--anchor-batch-size."
         )

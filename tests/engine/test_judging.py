@@ -90,7 +90,7 @@ def test_a_budget_that_was_missed_says_what_to_change() -> None:
         (
             recorded([3.0] * 30, lam=0.93, bounded=True),
             {},
-            "λ cannot rise above 0.93, because the gradient of the anchors is already 2 times the "
+            "λ does not rise above 0.93, because the gradient of the anchors is already 2 times the "
             "task's: use a lower --lr, more --steps, or more --anchor-batch-size.",
         ),
         (

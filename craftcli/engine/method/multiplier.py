@@ -15,9 +15,9 @@ the size of the violation: at 50 times the budget λ goes from 1 to 10 in 9 turn
 at twice the budget in 450. While the budget holds, 1/λ, the weight of the task against retention,
 grows instead: from λ = 10 to 1 in 45 turns, and from 1 by lr a turn.
 
-Whenever the two gradients were told apart, λ is also bounded by their size:
+Whenever the two gradients were told apart, a λ above 1 is also bounded by their size:
 
-    λ <- min(λ, BALANCE · |g_task| / |g_ret|)
+    λ <- min(λ, max(1, BALANCE · |g_task| / |g_ret|))
 
 The gradient of a few anchors is mostly noise. While that noise keeps L_ret above ε, a larger λ does
 not lower L_ret, but Adam divides the step by the size of the gradient, so that the task is learned
@@ -46,7 +46,7 @@ from typing import Any
 LARGEST_VIOLATION = 50.0
 """The violation from which on λ grows no faster."""
 BALANCE = 2.0
-"""How many times the task's gradient the weighted gradient of retention may be."""
+"""How many times the task's gradient the gradient of retention may be, weighted by a λ above 1."""
 NEARLY_ZERO = 0.1
 """λ below this gives retention hardly any weight."""
 
@@ -158,7 +158,8 @@ class Multiplier:
 
     def _bound(self, gradient_ratio: float | None) -> None:
         if self._rule is Rule.BALANCED and self._lr > 0 and gradient_ratio is not None:
-            most = BALANCE * gradient_ratio
+            # At least 1: retention must not lose its weight when there is nothing left to learn.
+            most = max(1.0, BALANCE * gradient_ratio)
             self._bounded = self._value > most
             self._value = min(self._value, most)
 

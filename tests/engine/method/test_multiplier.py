@@ -150,12 +150,20 @@ def test_a_run_of_an_earlier_version_keeps_its_rule() -> None:
 
 def test_the_weighted_gradient_of_retention_is_at_most_twice_the_tasks() -> None:
     multiplier = Multiplier(value=3.0)
-    assert multiplier.step(0.2, 0.02, gradient_ratio=0.5) == 1.0
+    assert multiplier.step(0.2, 0.02, gradient_ratio=0.75) == 1.5
     assert multiplier.bounded
     # Without a measurement λ moves on from there, and a smaller retention gradient lets it rise.
-    assert multiplier.step(0.2, 0.02) == pytest.approx(1.0 + 0.02 * 9)
-    assert multiplier.step(0.2, 0.02, gradient_ratio=5.0) == pytest.approx(1.0 + 0.04 * 9)
+    assert multiplier.step(0.2, 0.02) == pytest.approx(1.5 + 0.02 * 9)
+    assert multiplier.step(0.2, 0.02, gradient_ratio=5.0) == pytest.approx(1.5 + 0.04 * 9)
     assert not multiplier.bounded
+
+
+def test_retention_keeps_a_weight_of_1_when_the_task_has_no_gradient() -> None:
+    multiplier = Multiplier(value=3.0)
+    assert multiplier.step(0.2, 0.02, gradient_ratio=0.0) == 1.0
+    small = Multiplier(value=0.5)
+    assert small.step(0.04, 0.02, gradient_ratio=0.0) == pytest.approx(0.52)
+    assert not small.bounded
 
 
 def test_a_bounded_multiplier_is_resumed_as_such() -> None:
@@ -163,7 +171,7 @@ def test_a_bounded_multiplier_is_resumed_as_such() -> None:
     multiplier.step(0.2, 0.02, gradient_ratio=0.1)
     resumed.load_state_dict(multiplier.state_dict())
     assert resumed.bounded
-    assert resumed.value == multiplier.value == 0.2
+    assert resumed.value == multiplier.value == 1.0
 
 
 @pytest.mark.parametrize(
