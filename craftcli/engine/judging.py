@@ -3,7 +3,6 @@
 from craftcli.choices import Merge
 from craftcli.config.train import TrainConfig
 from craftcli.engine.budget_record import BudgetRecord
-from craftcli.engine.method.multiplier import BALANCE
 from craftcli.engine.retention.gradient_reach import percent
 from craftcli.engine.verdict import Outcome, Verdict
 
@@ -137,9 +136,8 @@ def _more_weight(record: BudgetRecord, config: TrainConfig) -> str:
         return f"λ is at its maximum of {config.lambda_max:g}: raise --lambda-max or lower --lr."
     if record.bounded:
         return (
-            f"λ does not rise above {record.lam:.2g}, because the gradient of the anchors is already "
-            f"{BALANCE:g} times the task's: use a lower --lr, more --steps, or more "
-            "--anchor-batch-size."
+            f"λ stays at {record.lam:.2g}, because the gradient of the anchors outweighs the "
+            "task's: use a lower --lr, more --steps, or more --anchor-batch-size."
         )
     fixes = "raise --lambda-lr or --steps" if record.rising else "take more --steps or lower --lr"
     if config.retention_every > 1:

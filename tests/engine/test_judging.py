@@ -90,8 +90,8 @@ def test_a_budget_that_was_missed_says_what_to_change() -> None:
         (
             recorded([3.0] * 30, lam=0.93, bounded=True),
             {},
-            "λ does not rise above 0.93, because the gradient of the anchors is already 2 times the "
-            "task's: use a lower --lr, more --steps, or more --anchor-batch-size.",
+            "λ stays at 0.93, because the gradient of the anchors outweighs the task's: use a "
+            "lower --lr, more --steps, or more --anchor-batch-size.",
         ),
         (
             recorded([3.0] * 30),
