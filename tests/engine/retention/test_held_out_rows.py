@@ -117,14 +117,22 @@ def test_measuring_changes_no_gradient(student: Any, anchors: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(own, without, strict=True))
 
 
+def give_task_gradients(policy: torch.nn.Module) -> None:
+    """Gradients so large that they do not bound λ."""
+    for parameter in policy.parameters():
+        parameter.grad = torch.full_like(parameter, 100.0)
+
+
 def test_lambda_sees_the_larger_loss(student: Any, anchors: Path) -> None:
     held = retention(student, anchors, epsilon_start=0.001, lambda_lr=0.1)
+    give_task_gradients(student.policy)
     report = held.apply(0)
     assert report is not None
     assert report.held_out == pytest.approx(0, abs=1e-6)
     fallen = 1 / (1 + 0.1)
     assert held.lam == pytest.approx(fallen, abs=1e-6)
     drift(student.policy)
+    give_task_gradients(student.policy)
     report = held.apply(EVERY)
     assert report is not None
     assert report.held_out is not None
