@@ -60,6 +60,8 @@ class InputStatistics:
     histories: Mapping[str, int]
     """How many observations a vector holds, for policies that read several."""
     action_shape: tuple[int, ...]
+    source: str = "its normaliser"
+    """What the statistics were read from."""
 
     def draw_uniform(self, rng: np.random.Generator) -> dict[str, NDArray[np.float32]]:
         """One input: every number uniform between its smallest and largest value."""
@@ -86,7 +88,7 @@ class InputStatistics:
                 f"it reads images ({', '.join(self.cameras)}), and statistics say little of those"
             )
         elif self.missing:
-            problem = f"its normaliser has no statistics of {', '.join(self.missing)}"
+            problem = f"{self.source} has no statistics of {', '.join(self.missing)}"
         elif not self.vectors:
             problem = "it reads no vector"
         if problem:
@@ -199,6 +201,7 @@ def input_statistics(policy: Checkpoint, file: Path | None = None) -> InputStati
         cameras=tuple(to_dataset.get(name, name) for name in config.image_features),
         histories={} if steps is None else dict.fromkeys(vectors, len(steps)),
         action_shape=size if actions is None else (len(actions), *size),
+        **({"source": str(file)} if file else {}),
     )
 
 
