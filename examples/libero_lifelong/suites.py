@@ -1,5 +1,6 @@
 """The suites that are learned one after the other: their data, and where success is measured."""
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,11 +65,11 @@ def split_by_suite(dataset: Any, suites: Sequence[Suite], folder: Path) -> dict[
         if not splits[suite.name]:
             raise ValueError(f"{dataset.repo_id} has no episode of {suite.name}: {sorted(wanted)}")
     partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
     split_dataset(dataset, splits, output_dir=partial)
     folder.mkdir(parents=True, exist_ok=True)
     for name in splits:
-        # LeRobot puts the name behind that of the whole dataset.
-        next(partial.glob(f"*{name}")).rename(found[name])
+        (partial / name).rename(found[name])
     return found
 
 

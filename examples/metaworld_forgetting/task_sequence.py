@@ -4,6 +4,7 @@ After every task the policy becomes the next teacher, and its anchors are built 
 done by craft's own commands, in this process; they are printed. What is finished is not done again.
 """
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,6 +18,8 @@ from craftcli.engine.run_folder import CHECKPOINTS
 from craftcli.engine.summary_file import RunSummary
 
 BATCH_SIZE = 32
+SAVE_EVERY = 2000
+"""Steps after which a long run is saved, so that it can be continued; most end before."""
 FEW_FRAMES, VARIATIONS = 16, 63
 """Of each old task, for arms that keep little; each frame yields so many further anchors."""
 DRAWN_STATES = 4096
@@ -101,6 +104,8 @@ class TaskSequence:
     def _anchors(self, policy: Path, number: int) -> Path:
         """The cache that the policy is held by while it learns a task."""
         folder, old = self._folder / f"{number}-anchors", self._course.tasks[:number]
+        # What a build that was stopped has left is in the way of the next.
+        shutil.rmtree(folder, ignore_errors=True)
         if self._arm.anchors is Anchors.FRAMES:
             # The same weight for each, whatever the length of its episodes.
             weight = ":1" if number > 1 else ""
@@ -115,7 +120,9 @@ class TaskSequence:
         ]
         if number == 1:
             return caches[0]
-        craft("cache", "merge", *caches, "-o", folder / "all.zarr", "--overwrite")
+        craft("cache", "merge", *caches, "-o", folder / "all.zarr")
+        for cache in caches:
+            shutil.rmtree(cache)
         return folder / "all.zarr"
 
     def _made_of(self, task: str, number: int) -> tuple[object, ...]:
@@ -134,7 +141,7 @@ class TaskSequence:
         # Standing alone, caches of different datasets can be joined.
         craft(
             *("cache", "build", "--policy", policy, "-o", output, *options),
-            *("--seed", self.seed, "--images", "embed", "--overwrite"),
+            *("--seed", self.seed, "--images", "embed"),
         )
         return output
 
@@ -151,7 +158,7 @@ def train(policy: Path, data: Sequence[Path], run: Path, *options: object) -> Pa
         *("train", "--policy", policy, "-o", run),
         *(word for part in data for word in ("--dataset", part)),
         *("--batch-size", BATCH_SIZE, "--lr-schedule", "cosine"),
-        *("--save-every", 0, "--log-every", 100, "--overwrite", *options),
+        *("--save-every", SAVE_EVERY, "--log-every", 100, "--overwrite", *options),
     )
     return run
 
