@@ -20,7 +20,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated
 
-os.environ.setdefault("MUJOCO_GL", "egl")
 sys.path.insert(0, str(Path(__file__).parents[1] / "metaworld_forgetting"))
 
 import typer
@@ -143,7 +142,10 @@ def main(
 ) -> None:
     """Learn suite after suite, and report the success on all of them."""
     suites = LIBERO
-    if quick:
+    if not quick:
+        # Read when the simulator is imported, which is later.
+        os.environ.setdefault("MUJOCO_GL", "egl")
+    else:
         suites, policy, dataset = STAND_IN, "demo", OLD.repo_id
         steps, episodes, device = 2, 2, "cpu"
         more = f"{more} --batch-size 4 --anchor-samples 16"

@@ -17,12 +17,12 @@ def draw_matrices(tasks: Sequence[str], matrices: Sequence[Matrix], file: Path) 
     arms = list(dict.fromkeys(matrix.arm for matrix in matrices))
     rows = -(-len(arms) // _COLUMNS)
     columns = min(_COLUMNS, len(arms))
-    size = (3.2 * columns + 1.6, 3.1 * rows + 1.2)
+    size = (3.2 * columns + 1.6, 3.4 * rows + 2.0)
     figure, panels = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     for place, (axes, arm) in enumerate(zip(panels.flat, arms, strict=False)):
         own = [matrix for matrix in matrices if matrix.arm == arm]
         image = axes.imshow(_mean(own, len(tasks)), vmin=0, vmax=1, cmap="viridis")
-        axes.set_title(f"{arm}\n{_seeds(own)}", fontsize=8)
+        axes.set_title(f"{arm} ({_seeds(own)})", fontsize=8)
         # Panels without one below them carry the names.
         below = place + columns < len(arms)
         axes.set_xticks(range(len(tasks)), [] if below else names, rotation=90, fontsize=7)
