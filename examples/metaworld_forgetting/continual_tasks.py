@@ -88,6 +88,7 @@ class ContinualTasks:
             for task in effort.tasks
             if min(self.expert[task], self.alone[task]) >= effort.least_success
         )
+        self.left_out = tuple(task for task in effort.tasks if task not in self.tasks)
 
     def in_turn(self, name: str, arm: Arm, seed: int) -> TaskSequence:
         """The tasks one after the other."""

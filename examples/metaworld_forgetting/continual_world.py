@@ -27,7 +27,6 @@ others. A run that was stopped is continued, and results are written after every
 """
 
 import os
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -74,15 +73,21 @@ def publish(tasks: ContinualTasks, newer: list[Matrix], readme: Path, *, picture
     before = published(readme, NAME) or {}
     matrices = [*earlier_matrices(before.get("matrices", []), newer), *newer]
     matrices.sort(key=lambda matrix: (list(ARMS).index(matrix.arm), matrix.seed))
-    left_out = [task for task in tasks.alone if task not in tasks.tasks]
     results: dict[str, Any] = {
         "tasks": tasks.tasks,
-        "left_out": left_out,
+        "left_out": tasks.left_out,
         "expert": tasks.expert,
         "alone": tasks.alone,
         "matrices": [matrix.to_json() for matrix in matrices],
     }
     add_results(readme, {NAME: results})
+    _renew_section(tasks, matrices, readme, picture=picture)
+
+
+def _renew_section(
+    tasks: ContinualTasks, matrices: list[Matrix], readme: Path, *, picture: bool
+) -> None:
+    """The README's part about finished runs; runs for tuning are in the figures alone."""
     reported = [matrix for matrix in matrices if matrix.seed != TUNING_SEED]
     done = [matrix for matrix in reported if len(matrix.rows[-1]) == len(tasks.tasks)]
     if not done:
@@ -91,7 +96,7 @@ def publish(tasks: ContinualTasks, newer: list[Matrix], readme: Path, *, picture
     parts = [
         f"### Continual World: {len(tasks.tasks)} tasks in a row ({FAMILY})",
         matrices_table(tasks.tasks, done, alone),
-        _alone_line(tasks, left_out),
+        _alone_line(tasks),
     ]
     image = readme.with_name(f"{NAME}.png")
     if picture:
@@ -105,13 +110,13 @@ def publish(tasks: ContinualTasks, newer: list[Matrix], readme: Path, *, picture
     readme.write_text(replaced(text, NAME, "\n\n".join(parts)), encoding="utf-8")
 
 
-def _alone_line(tasks: ContinualTasks, left_out: Iterable[str]) -> str:
+def _alone_line(tasks: ContinualTasks) -> str:
     """What experts and policies of one task reach, and which tasks that leaves out."""
     listed = [
         f"{task.removesuffix('-v3')} {tasks.expert[task]:.2f} / {rate:.2f}"
         for task, rate in tasks.alone.items()
     ]
-    names = ", ".join(task.removesuffix("-v3") for task in left_out) or "none"
+    names = ", ".join(task.removesuffix("-v3") for task in tasks.left_out) or "none"
     return f"Expert / policy of that task alone: {'; '.join(listed)}. Left out: {names}."
 
 

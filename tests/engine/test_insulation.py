@@ -42,15 +42,21 @@ def opened(folders: tuple[Path, Path], output: Path, **settings: Any) -> OpenedR
     return open_run(config, {}, Processes())
 
 
-def gradients(run: OpenedRun) -> tuple[torch.Tensor, dict[str, torch.Tensor | None], set[str]]:
+def language_model(run: OpenedRun) -> set[int]:
+    """The parameters of the vision-language model, by identity."""
+    model = run.student.adapter.language_model(run.student.policy)
+    assert model is not None
+    return {id(parameter) for parameter in model.parameters()}
+
+
+def gradients(run: OpenedRun) -> tuple[torch.Tensor, dict[str, Any], set[str]]:
     """The loss of a batch, the gradient of every parameter, and the names in the VLM."""
     policy = run.student.policy.train()
     torch.manual_seed(0)
     loss, _ = policy(run.sample_batch())
     loss.backward()
-    model = run.student.adapter.language_model(policy)
-    inside = {id(parameter) for parameter in model.parameters()}
     named = list(policy.named_parameters())
+    inside = language_model(run)
     names = {name for name, parameter in named if id(parameter) in inside}
     return loss.detach(), {name: parameter.grad for name, parameter in named}, names
 
@@ -80,7 +86,7 @@ def test_a_run_leaves_the_language_model_as_it_was(
     run.trainer().run(lambda _: None, lambda _: None, lambda _: None)
     resumed = open_run(TrainConfig(resume=tmp_path / "run"), {"steps": 3}, Processes())
     policy = resumed.student.policy
-    inside = {id(p) for p in resumed.student.adapter.language_model(policy).parameters()}
+    inside = language_model(resumed)
     moved = {name for name, p in policy.named_parameters() if not torch.equal(p, before[name])}
     assert any("expert" in name for name in moved)
     for name, parameter in policy.named_parameters():
