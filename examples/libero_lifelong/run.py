@@ -33,6 +33,7 @@ from matrices import Matrix, matrices_table
 from suites import LIBERO, STAND_IN, Suite, split_by_suite
 from task_sequence import craft
 
+from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER
 from craftcli.demo.datasets import OLD
 from craftcli.engine.run_folder import CHECKPOINTS
 from craftcli.engine.summary_file import RunSummary
@@ -146,13 +147,13 @@ def main(
         # Read when the simulator is imported, which is later.
         os.environ.setdefault("MUJOCO_GL", "egl")
     else:
-        suites, policy, dataset = STAND_IN, "demo", OLD.repo_id
+        suites, policy, dataset = STAND_IN, str(TEACHER_FOLDER), OLD.repo_id
         steps, episodes, device = 2, 2, "cpu"
         more = f"{more} --batch-size 4 --anchor-samples 16"
     work.mkdir(parents=True, exist_ok=True)
     (source,) = dataset_sources(dataset)
     whole = LeRobotDataset(source.repo_id, root=source.place, revision=source.revision)
-    data = split_by_suite(whole, suites, work / "data")
+    data = split_by_suite(whole, suites, work / "data", most=8 if quick else None)
     renamed = ("--rename", rename) if rename else ()
     course = Course(
         suites=suites,

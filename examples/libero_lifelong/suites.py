@@ -47,8 +47,12 @@ STAND_IN = tuple(
 """Instructions of the built-in demo, for --quick: no assets, no GPU."""
 
 
-def split_by_suite(dataset: Any, suites: Sequence[Suite], folder: Path) -> dict[str, Path]:
+def split_by_suite(
+    dataset: Any, suites: Sequence[Suite], folder: Path, *, most: int | None = None
+) -> dict[str, Path]:
     """Write the episodes of each suite as a dataset of their own; those that are there are kept.
+
+    `most` limits the episodes of a suite.
 
     Raises:
         ValueError: a suite has no episode in the dataset.
@@ -61,7 +65,7 @@ def split_by_suite(dataset: Any, suites: Sequence[Suite], folder: Path) -> dict[
     splits = {}
     for suite in missing:
         wanted = {_plain(task) for task in suite.instructions()}
-        splits[suite.name] = [number for number, own in enumerate(tasks) if own & wanted]
+        splits[suite.name] = [number for number, own in enumerate(tasks) if own & wanted][:most]
         if not splits[suite.name]:
             raise ValueError(f"{dataset.repo_id} has no episode of {suite.name}: {sorted(wanted)}")
     partial = folder.with_name(f".{folder.name}.partial")
