@@ -100,6 +100,13 @@ class CacheConfig(PolicyAndData):
         "old data; works for policies that read no images.",
         panel=_ANCHORS,
     )
+    statistics_file: Path | None = setting(
+        None,
+        "With --from-statistics: take the smallest and largest values from this file, the "
+        "meta/stats.json of a dataset, instead of the policy's normaliser. One task of several.",
+        metavar="FILE",
+        panel=_ANCHORS,
+    )
     env: str | None = setting(
         None,
         "Take the anchors from episodes in which the policy itself acts: an environment of craft "
@@ -202,6 +209,8 @@ class CacheConfig(PolicyAndData):
                 for name in ("episodes", "indices", "exclude", "augment")
                 if getattr(self, name)
             ]
+        elif self.statistics_file is not None:
+            found.append("--statistics-file needs --from-statistics")
         found += self._environment_problems()
         if self.layout is not None and "." not in (self.stack or ""):
             found.append("--layout needs a --stack that is a path, such as model.encoder.layers")

@@ -167,6 +167,12 @@ class TrainConfig(RetentionConfig, PolicyAndData):
         metavar="SPEC",
         panel=_OPTIMIZATION,
     )
+    insulate: bool = setting(
+        False,
+        "Knowledge insulation: train the action expert only, so that no gradient of the task "
+        "reaches the vision-language model. For pi0, pi05 and smolvla.",
+        panel=_OPTIMIZATION,
+    )
     tracker: Tracker = setting(
         Tracker.NONE,
         "Send metrics to this tracker as well as to metrics.jsonl.",

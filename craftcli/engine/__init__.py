@@ -3,6 +3,7 @@
 - `run`: opens and checks a run; `dryrun` reports the same steps as numbered checks.
 - `anchor_plan`, `own_anchors`: the anchors that a run makes for itself, if it has no cache.
 - `trainer`: the training loop; `step`: one step of it.
+- `insulation`: keeps the task's gradient out of a vision-language model.
 - `execution`: precision, gradient accumulation, several processes.
 - `method/`: the mathematics (losses, projection, multiplier, budget).
 - `retention/`: what the student is held to, and how it is opened.

@@ -23,6 +23,7 @@ from craftcli.config.train import TrainConfig
 from craftcli.distributed import Processes
 from craftcli.engine.anchor_plan import AnchorPlan, plan_anchors
 from craftcli.engine.checkpoint_manifest import require_unchanged_policy
+from craftcli.engine.insulation import insulate
 from craftcli.engine.own_anchors import OwnAnchors, Recorder, make_anchors, makes_anchors
 from craftcli.engine.resuming import Resumed, read_run, verify_checkpoint
 from craftcli.engine.retention.anchors import NumberedAnchors
@@ -214,6 +215,8 @@ def open_policy_and_data(
         student = open_student(config)
     else:
         student = _open_checkpoint(config, resumed)
+    if config.insulate:
+        insulate(student)
     if config.gradient_checkpointing:
         student.adapter.enable_gradient_checkpointing(student.policy)
     dataset = open_task_data(config, student)

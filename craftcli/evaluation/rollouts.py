@@ -1,6 +1,6 @@
 """Closed-loop rollouts: episodes of one environment step together, with batched inference."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Protocol
 
@@ -37,6 +37,11 @@ class Actor(Protocol):
     @property
     def postprocess(self) -> Any:
         """Turns the policy's outputs into actions of the world."""
+        ...
+
+    @property
+    def renames(self) -> Mapping[str, str]:
+        """What `preprocess` renames, from the world's names to the policy's."""
         ...
 
 
@@ -159,8 +164,9 @@ def _check_inputs(actor: Actor, environment: Environment, runs: list[_Run]) -> N
         )
     config = actor.policy.config
     cameras = set(config.image_features)
-    missing = [key for key in config.input_features if key not in seen and key not in cameras]
-    if cameras and not cameras & seen.keys():
+    given = {*seen, *(actor.renames.get(key, key) for key in seen)}
+    missing = [key for key in config.input_features if key not in given and key not in cameras]
+    if cameras and not cameras & given:
         missing += sorted(cameras)
     if missing:
         raise CraftError(

@@ -217,6 +217,10 @@ class PolicyAdapter(ABC):
             )
         enable()
 
+    def language_model(self, policy: Policy) -> nn.Module | None:
+        """The vision-language model that an action expert reads; None if there is no expert."""
+        return None
+
     def part_of(self, parameter: str) -> str:
         """The part of the policy under which reports count this parameter."""
         named = (part for part in self.reported_parts if f".{part}." in f".{parameter}")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cache
 
 from arms import OBJECT_X
-from experts import VECTORS, WORLD
+from views import VECTORS, WORLD
 
 from craftcli.compare.compare import ArmResult, Comparison
 from craftcli.compare.estimates import Rate, success_over_seeds

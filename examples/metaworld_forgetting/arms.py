@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import Any
 
 from beginnings import Family
-from experts import WORLD
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
+from views import WORLD
 
 from craftcli.evaluation.results import EVALUATIONS_FOLDER, Evaluation
 from craftcli.sweeps.plan import folder_of

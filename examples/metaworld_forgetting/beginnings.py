@@ -1,36 +1,36 @@
 """Fresh LeRobot policies, small enough to learn a Meta-World task on a CPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from experts import ACTION, ACTION_SIZE, STATE, VECTORS, WORLD
 from lerobot.configs import FeatureType, NormalizationMode, PolicyFeature
+from lerobot.datasets.compute_stats import aggregate_stats
 from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
 from lerobot.policies.act.configuration_act import ACTConfig
 from lerobot.policies.act.modeling_act import ACTPolicy
 from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
 from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
 from lerobot.policies.factory import make_pre_post_processors
+from views import ACTION, ACTION_SIZE, STATE, WORLD, View
 
 LEAST_SPREAD = 0.1
 """Coordinates that stand still in the old data move in the new: this is the least scale of one."""
 
 _TYPES = {STATE: FeatureType.STATE, WORLD: FeatureType.ENV}
-_INPUTS = {n: PolicyFeature(type=t, shape=(VECTORS[n],)) for n, t in _TYPES.items()}
 _OUTPUTS = {ACTION: PolicyFeature(type=FeatureType.ACTION, shape=(ACTION_SIZE,))}
 
 
-def act() -> ACTPolicy:
+def act(inputs: dict[str, PolicyFeature]) -> ACTPolicy:
     """ACT over states: 16 actions at once, the first 8 are carried out, and no VAE."""
     return ACTPolicy(
         ACTConfig(
             device="cpu",
             push_to_hub=False,
-            input_features=_INPUTS,
+            input_features=inputs,
             output_features=_OUTPUTS,
             pretrained_backbone_weights=None,
             chunk_size=16,
@@ -46,13 +46,13 @@ def act() -> ACTPolicy:
     )
 
 
-def diffusion() -> DiffusionPolicy:
+def diffusion(inputs: dict[str, PolicyFeature]) -> DiffusionPolicy:
     """A diffusion policy over states, with the chunks of the ACT and ten steps of denoising."""
     return DiffusionPolicy(
         DiffusionConfig(
             device="cpu",
             push_to_hub=False,
-            input_features=_INPUTS,
+            input_features=inputs,
             output_features=_OUTPUTS,
             n_obs_steps=2,
             horizon=16,
@@ -70,7 +70,7 @@ def diffusion() -> DiffusionPolicy:
 class Family:
     """A kind of policy, and what arms call by other names in each."""
 
-    make: Callable[[], Any]
+    make: Callable[[dict[str, PolicyFeature]], Any]
     perception: str
     """The stack furthest from the action."""
     lora_targets: str
@@ -106,7 +106,13 @@ FAMILIES = {
 
 
 def write_fresh(
-    family: str, folder: Path, data: Path, *, seed: int, as_recorded: bool = False
+    family: str,
+    folder: Path,
+    data: Sequence[Path],
+    *,
+    seed: int,
+    as_recorded: bool = False,
+    view: View | None = None,
 ) -> Path:
     """Save an untrained policy with processors for the data; one that is there is kept.
 
@@ -114,22 +120,35 @@ def write_fresh(
     """
     if folder.is_dir():
         return folder
+    view = view or View()
     torch.manual_seed(seed)
-    policy = FAMILIES[family].make()
+    sizes = view.vectors
+    inputs = {name: PolicyFeature(type=t, shape=(sizes[name],)) for name, t in _TYPES.items()}
+    policy = FAMILIES[family].make(inputs)
     partial = folder.with_name(f".{folder.name}.partial")
     policy.save_pretrained(partial)
     scales_by_range = NormalizationMode.MIN_MAX in policy.config.normalization_mapping.values()
-    statistics = LeRobotDatasetMetadata(data.name, root=data).stats
+    each = [LeRobotDatasetMetadata(part.name, root=part).stats for part in data]
+    # Joining one alone would round its numbers once more.
+    statistics = each[0] if len(each) == 1 else aggregate_stats(each)
     if not as_recorded:
         _give_least_spread(statistics, scales_by_range=scales_by_range)
+    if view.numbered:
+        _expect_every_number(statistics[WORLD], len(view.numbered))
     for processor in make_pre_post_processors(policy.config, dataset_stats=statistics):
         processor.save_pretrained(partial)
     partial.rename(folder)
     return folder
 
 
+def _expect_every_number(stats: dict[str, Any], count: int) -> None:
+    """Statistics of one-hot numbers that are equally frequent, whichever the data has."""
+    stats["mean"] = np.full(count, 1 / count)
+    stats["std"] = np.full(count, np.sqrt(1 / count * (1 - 1 / count)))
+
+
 def _give_least_spread(stats: dict[str, dict[str, Any]], *, scales_by_range: bool) -> None:
-    for feature in _INPUTS:
+    for feature in _TYPES:
         own = stats[feature]
         own["std"] = own["std"].clip(min=LEAST_SPREAD)
         # A diffusion policy scales by these; for ACT they only say where the old data lies.

@@ -1,8 +1,10 @@
 """Datasets of Meta-World's scripted experts, written as LeRobotDatasets."""
 
+import itertools
+import json
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,10 @@ import metaworld.policies
 import numpy as np
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from numpy.typing import NDArray
+from views import ACTION, ACTION_SIZE, STATE, VECTORS, View
 
-from craftcli.evaluation.simulators.metaworld import STATE_SIZE, MetaWorld
-from craftcli.evaluation.simulators.names import metaworld_instructions
+from craftcli.evaluation.simulators.base import Simulation
 
-STATE, WORLD, ACTION = "observation.state", "observation.environment_state", "action"
-VECTORS = {STATE: STATE_SIZE, WORLD: STATE_SIZE}
-"""The same twice: some of LeRobot's policies read only the first, others insist on the second."""
-ACTION_SIZE = 4
 FPS = 80
 """Meta-World simulates 12.5 ms an action."""
 LONGEST = 200
@@ -28,6 +26,8 @@ NOISE = 0.1
 """Standard deviation of what is added to the expert's actions; labels are without it."""
 FIRST_SEED = 100_000
 """Scenes of demonstrations begin here, far from those of evaluation."""
+EXPERT_FILE = "expert.json"
+"""In the folder of a dataset: by task, in which share of the scenes its expert succeeded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,55 +38,58 @@ class Frame:
     action: NDArray[np.float32]
 
 
-def write_dataset(root: Path, tasks: tuple[str, ...], *, episodes: int) -> Path:
+def write_dataset(
+    root: Path, tasks: tuple[str, ...], *, episodes: int, view: View | None = None
+) -> Path:
     """Record successful episodes of every task, whole or not at all; a dataset there is kept."""
     if root.is_dir():
         return root
+    view = view or View()
     partial = root.with_name(f".{root.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    dataset = create_dataset(root.name, partial)
+    dataset = create_dataset(root.name, partial, view.vectors)
+    rates = {}
     for task in tasks:
-        successful = demonstrations(task)
-        for _ in range(episodes):
-            for frame in next(successful):
+        attempts = demonstrations(task, view)
+        for number in range(episodes):
+            tried, frames = next(found for found in attempts if found[1] is not None)
+            rates[task] = (number + 1) / tried
+            for frame in frames:
                 dataset.add_frame({**frame.seen, ACTION: frame.action})
             dataset.save_episode()
     dataset.finalize()
+    (partial / EXPERT_FILE).write_text(json.dumps(rates), "utf-8")
     partial.rename(root)
     return root
 
 
-def create_dataset(name: str, root: Path) -> LeRobotDataset:
+def create_dataset(name: str, root: Path, vectors: Mapping[str, int] = VECTORS) -> LeRobotDataset:
     """An empty dataset of states and actions, to be filled."""
     features = {
         name: {"dtype": "float32", "shape": (size,), "names": None}
-        for name, size in {**VECTORS, ACTION: ACTION_SIZE}.items()
+        for name, size in {**vectors, ACTION: ACTION_SIZE}.items()
     }
     return LeRobotDataset.create(
         f"metaworld/{name}", fps=FPS, features=features, root=root, use_videos=False
     )
 
 
-def demonstrations(task: str) -> Iterator[list[Frame]]:
-    """The expert's successful episodes, in scenes of their own."""
-    world = MetaWorld(task, instruction=metaworld_instructions()[task], vectors=VECTORS)
+def demonstrations(task: str, view: View) -> Iterator[tuple[int, list[Frame] | None]]:
+    """The expert's episodes, in scenes of their own, counted from 1; None if it fails."""
+    world = view.worlds(task)()
     expert = _expert(task)
-    seed = FIRST_SEED
-    while True:
-        frames = _episode(world, expert, seed)
-        seed += 1
-        if frames is not None:
-            yield frames
+    for tried in itertools.count(1):
+        yield tried, _episode(world, expert, FIRST_SEED + tried - 1)
 
 
-def _episode(world: MetaWorld, expert: Any, seed: int) -> list[Frame] | None:
+def _episode(world: Simulation, expert: Any, seed: int) -> list[Frame] | None:
     noise = np.random.default_rng(seed)
     now = world.reset(seed)
     frames: list[Frame] = []
     last = LONGEST
     while now.observation is not None and len(frames) < last:
         # Experts write into what they are given.
-        state = now.observation[WORLD].astype(np.float64)
+        state = now.observation[STATE].astype(np.float64)
         with warnings.catch_warnings():
             # Some ask for more than an action may be, and say so every time.
             warnings.filterwarnings("ignore", message="Constant")

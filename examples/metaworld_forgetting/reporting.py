@@ -70,6 +70,12 @@ def add_results(readme: Path, results: Mapping[str, Any]) -> None:
     file.write_text(document, encoding="utf-8")
 
 
+def published(readme: Path, name: str) -> Any:
+    """The figures of that name in the file beside the README; None if there are none."""
+    file = readme.with_name(RESULTS_FILE)
+    return json.loads(file.read_text("utf-8")).get(name) if file.is_file() else None
+
+
 def apart(work: Path, readme: Path) -> tuple[Path, Path]:
     """Where a quick run goes unless it was said: what it makes is no use to a real one."""
     if work == WORK:

@@ -22,7 +22,7 @@ def train_teacher(
     as_recorded: bool = False,
 ) -> Path:
     """Train in rounds of (steps, learning rate); a teacher that is there is kept."""
-    policy = write_fresh(family, folder / "fresh", data, seed=0, as_recorded=as_recorded)
+    policy = write_fresh(family, folder / "fresh", [data], seed=0, as_recorded=as_recorded)
     for number, (steps, lr) in enumerate(rounds):
         run = folder / f"teacher-{number}"
         summary = RunSummary.read(run)

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from arms import Entry
-from experts import ACTION, VECTORS, create_dataset
+from experts import create_dataset
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
+from views import ACTION, VECTORS
 
 from craftcli.cache.build.build import open_source
 from craftcli.cache.build.prompts import Prompts

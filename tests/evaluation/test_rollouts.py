@@ -13,6 +13,7 @@ from craftcli.evaluation.rollouts import FIRST_SEED, rollout
 from craftcli.evaluation.simulators.base import Environment, StepResult
 from craftcli.evaluation.simulators.by_name import open_environments
 from craftcli.evaluation.simulators.demo import DemoSimulation, demo_environments
+from craftcli.policies.lerobot.checkpoint import load_checkpoint
 
 
 def test_the_teacher_does_what_it_was_taught(teacher: Any) -> None:
@@ -62,6 +63,14 @@ def test_a_world_must_show_what_the_policy_reads(teacher: Any) -> None:
     blind = Environment(name="blind", make=partial(DemoSimulation, "red", "elsewhere"), max_steps=6)
     with pytest.raises(CraftError, match="lacks inputs of the policy"):
         rollout(teacher, blind, episodes=1)
+
+
+def test_a_world_may_use_the_names_that_the_policy_renames(teacher: Any) -> None:
+    camera = next(iter(teacher.policy.config.image_features))
+    renaming = load_checkpoint(teacher.source, device="cpu", renames={"elsewhere": camera})
+    (red,) = demo_environments(("red",))
+    other = dataclasses.replace(red, make=partial(DemoSimulation, "red", "elsewhere"))
+    assert rollout(renaming, other, episodes=2) == rollout(teacher, red, episodes=2)
 
 
 @pytest.mark.parametrize(

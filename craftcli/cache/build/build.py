@@ -141,7 +141,7 @@ def open_source(
     if config.env is not None:
         return RecordedRows(dataset, input_statistics(teacher), prompts, config.seed)
     if config.from_statistics:
-        statistics = input_statistics(teacher)
+        statistics = input_statistics(teacher, config.statistics_file)
         statistics.require_vectors_only(option="--from-statistics")
         return StatisticsRows(
             statistics, rows=config.samples, tasks=prompts.all_for([""]), seed=config.seed

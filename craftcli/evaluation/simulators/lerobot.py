@@ -17,6 +17,10 @@ from craftcli.errors import CraftError
 from craftcli.evaluation.simulators.base import Environment, StepResult
 from craftcli.evaluation.simulators.names import unknown_environment
 
+_SCENE = "init_state_id"
+"""LIBERO's number of a recorded scene. It counts resets and ignores the seed, so that worlds side
+by side would all show the same scene."""
+
 
 class LeRobotSimulation:
     """One of LeRobot's environments, with its own pre- and postprocessors."""
@@ -28,9 +32,12 @@ class LeRobotSimulation:
         self._world = worlds[suite].pop(task_id)
         close_envs(worlds)
         self._preprocess, self._postprocess = make_env_pre_post_processors(config, policy_config)
+        self._counts_scenes = hasattr(self._world.envs[0].unwrapped, _SCENE)
 
     def reset(self, seed: int) -> StepResult:
         """Start the episode of that seed."""
+        if self._counts_scenes:
+            self._world.set_attr(_SCENE, seed)
         seen, _ = self._world.reset(seed=[seed])
         return StepResult(observation=self._observation(seen))
 

@@ -11,7 +11,7 @@ from typing import ClassVar, override
 
 import torch
 from lerobot.utils.constants import ACTION, OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS
-from torch import Tensor
+from torch import Tensor, nn
 
 from craftcli.choices import OutputKind, Pooling
 from craftcli.policies.attention_masks import block_attention
@@ -86,6 +86,10 @@ class FlowAdapter(PolicyAdapter):
         positions: Tensor,
     ) -> Tensor:
         """Run the policy's transformers. Returns the expert's states, if there is a suffix."""
+
+    @abstractmethod
+    def language_model(self, policy: Policy) -> nn.Module:
+        """The vision-language model, with its vision tower."""
 
     @override
     def tokens_of(self, stack: str) -> frozenset[str]:

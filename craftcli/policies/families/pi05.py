@@ -6,7 +6,7 @@ from typing import Any, ClassVar, override
 
 import torch
 from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS
-from torch import Tensor
+from torch import Tensor, nn
 
 from craftcli.errors import CraftError
 from craftcli.policies.attention_masks import additive
@@ -28,6 +28,11 @@ class Pi05Adapter(FlowAdapter):
             EXPERT: policy.model.paligemma_with_expert.gemma_expert.model,
         }
         return {name: LayerStack.of_norms(m.layers, m.norm) for name, m in models.items()}
+
+    @override
+    def language_model(self, policy: Policy) -> nn.Module:
+        model: nn.Module = policy.model.paligemma_with_expert.paligemma
+        return model
 
     @override
     def compute_dtype(self, policy: Policy) -> torch.dtype:

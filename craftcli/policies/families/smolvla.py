@@ -5,7 +5,7 @@ from typing import Any, ClassVar, override
 
 import torch
 from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS, OBS_STATE
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from craftcli.errors import CraftError
@@ -28,6 +28,11 @@ class SmolVLAAdapter(FlowAdapter):
             VLM: LayerStack.of_norms(text.layers, text.norm),
             EXPERT: LayerStack.of_norms(expert.layers, expert.norm),
         }
+
+    @override
+    def language_model(self, policy: Policy) -> nn.Module:
+        model: nn.Module = policy.model.vlm_with_expert.vlm
+        return model
 
     @override
     def compute_dtype(self, policy: Policy) -> torch.dtype:

@@ -5,9 +5,11 @@ them, when the data itself is gone.
 """
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,6 +60,8 @@ class InputStatistics:
     histories: Mapping[str, int]
     """How many observations a vector holds, for policies that read several."""
     action_shape: tuple[int, ...]
+    source: str = "its normaliser"
+    """What the statistics were read from."""
 
     def draw_uniform(self, rng: np.random.Generator) -> dict[str, NDArray[np.float32]]:
         """One input: every number uniform between its smallest and largest value."""
@@ -84,7 +88,7 @@ class InputStatistics:
                 f"it reads images ({', '.join(self.cameras)}), and statistics say little of those"
             )
         elif self.missing:
-            problem = f"its normaliser has no statistics of {', '.join(self.missing)}"
+            problem = f"{self.source} has no statistics of {', '.join(self.missing)}"
         elif not self.vectors:
             problem = "it reads no vector"
         if problem:
@@ -174,10 +178,10 @@ class InputStatistics:
         return single if length is None else np.broadcast_to(single, (length, *single.shape)).copy()
 
 
-def input_statistics(policy: Checkpoint) -> InputStatistics:
-    """Read the statistics of a policy's own normaliser."""
+def input_statistics(policy: Checkpoint, file: Path | None = None) -> InputStatistics:
+    """Read the statistics of a policy's own normaliser, or of a dataset's stats.json."""
     config = policy.policy.config
-    known = _normaliser_statistics(policy)
+    known = _file_statistics(file, policy.renames) if file else _normaliser_statistics(policy)
     to_dataset = {new: old for old, new in policy.renames.items()}
     vectors, missing = {}, []
     for name, feature in config.input_features.items():
@@ -197,6 +201,7 @@ def input_statistics(policy: Checkpoint) -> InputStatistics:
         cameras=tuple(to_dataset.get(name, name) for name in config.image_features),
         histories={} if steps is None else dict.fromkeys(vectors, len(steps)),
         action_shape=size if actions is None else (len(actions), *size),
+        **({"source": str(file)} if file else {}),
     )
 
 
@@ -208,6 +213,25 @@ def _normaliser_statistics(policy: Checkpoint) -> dict[str, dict[str, torch.Tens
                 feature, _, statistic = name.rpartition(".")
                 found.setdefault(feature, {})[statistic] = values
     return found
+
+
+def _file_statistics(file: Path, renames: Mapping[str, str]) -> dict[str, dict[str, torch.Tensor]]:
+    """The statistics in a dataset's file, by the policy's names."""
+    try:
+        content = json.loads(file.read_text("utf-8"))
+        return {
+            renames.get(feature, feature): {
+                name: torch.as_tensor(values, dtype=torch.float64) for name, values in own.items()
+            }
+            for feature, own in content.items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise CraftError(
+            f"Cannot read the statistics in {file}.",
+            why=f"{type(error).__name__}: {error}",
+            fix="name the meta/stats.json of a LeRobot dataset.",
+            exit_code=EXIT_USAGE,
+        ) from error
 
 
 def _vector(known: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> VectorStatistics | None:

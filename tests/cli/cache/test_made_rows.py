@@ -5,10 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny.act import STATE_ONLY
 from tiny.world import write_dataset
 
+from craftcli.cache.reading.reader import CacheReader
 from craftcli.errors import EXIT_USAGE
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -64,6 +66,34 @@ def test_a_cache_from_statistics_is_verified_without_data(
     assert shown.exit_code == 0, shown.output
     assert "no real rows to compare with" in said(shown)
     assert "Teacher re-run over 6 rows: 0 off" in said(shown)
+
+
+def test_states_of_several_tasks_come_from_their_statistics(
+    craft: Craft, states: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """One cache a task, from the file that LeRobot writes beside its data; then joined."""
+    policy, data = states
+    stats = json.loads((data / "meta/stats.json").read_text())
+    for number, name in enumerate(("a", "b")):
+        for feature in (key for key in stats if key.startswith("observation.")):
+            size = len(stats[feature]["min"])
+            # Nothing moves within a task, so that its states are all the same.
+            stats[feature] |= {"min": [number] * size, "max": [number] * size}
+        (tmp_path / f"{name}.json").write_text(json.dumps(stats))
+        built = craft(
+            *("cache", "build", "--policy", policy, "--from-statistics", "--samples", "6"),
+            *("--statistics-file", f"{name}.json", "-o", f"{name}.zarr", "--device", "cpu"),
+        )
+        assert built.exit_code == 0, built.output
+    joined = craft("cache", "merge", "a.zarr", "b.zarr", "-o", "c.zarr", "--json")
+    assert joined.exit_code == 0, joined.output
+    assert json.loads(joined.stdout)["rows"] == 12
+    drawn = CacheReader.open(tmp_path / "c.zarr").read_all("inputs/observation.state")
+    assert len(np.unique(drawn[:6], axis=0)) == len(np.unique(drawn[6:], axis=0)) == 1
+    assert (drawn[0] < drawn[6]).all()
+    alone = craft("cache", "build", "--policy", policy, "--statistics-file", "a.json")
+    assert alone.exit_code == EXIT_USAGE
+    assert "--statistics-file needs --from-statistics" in said(alone)
 
 
 def test_made_rows_are_joined(craft: Craft, states: tuple[Path, Path]) -> None:

@@ -83,6 +83,34 @@ def test_success_and_failure_are_those_of_the_episode_that_ended(blocks: Any) ->
     assert not moment.success
 
 
+class CountedWorld(BlockWorld):
+    """A world that takes its scenes from a list, one after the other, as LIBERO does."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.init_state_id = 0
+
+    def reset(self, **keywords: Any) -> Any:
+        self.init_state_id += 1
+        return super().reset(**{**keywords, "seed": self.init_state_id % 50})
+
+
+gym.register("craft_test/Counted-v0", entry_point=CountedWorld, max_episode_steps=EPISODE_STEPS)
+
+
+def test_scenes_that_count_resets_follow_the_seed(teacher: Any) -> None:
+    """Worlds side by side show different scenes, and the same one again for the same seed."""
+    policy = teacher.policy.config
+    (environment,) = lerobot_environments("craft_test_blocks", "Counted-v0", policy)
+    worlds = [environment.make() for _ in range(2)]
+    first, second = (world.reset(1000 + n).observation for n, world in enumerate(worlds))
+    assert first["observation.state"].tolist() != second["observation.state"].tolist()
+    again = worlds[1].reset(1000).observation
+    assert first["observation.state"].tolist() == again["observation.state"].tolist()
+    for world in worlds:
+        world.close()
+
+
 def test_every_task_of_meta_world_has_its_words() -> None:
     assert len(metaworld_instructions()) >= 49
     assert metaworld_instructions()["reach-v3"]

@@ -1,5 +1,6 @@
 """The statistics of a policy's normaliser: what is drawn from them, and what they cannot do."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,31 @@ def test_real_policies_are_read(tmp_path: Path) -> None:
     with pytest.raises(CraftError, match="--from-statistics does not work") as caught:
         seeing.require_vectors_only(option="--from-statistics")
     assert "observation.images.front" in caught.value.why
+
+
+def test_a_datasets_file_takes_the_place_of_the_normaliser(tmp_path: Path) -> None:
+    policy = load_checkpoint(str(STATE_ONLY.make(tmp_path / "policy")), device="cpu")
+    names = list(input_statistics(policy).vectors)
+    sizes = {name: policy.policy.config.input_features[name].shape[0] for name in names}
+    # The task's number, one-hot, never moves within a task.
+    ranges = {n: {"min": [7.0] * size, "max": [7.0] * size} for n, size in sizes.items()}
+    file = tmp_path / "stats.json"
+    file.write_text(json.dumps(ranges))
+    found = input_statistics(policy, file)
+    drawn = found.draw_uniform(np.random.default_rng(0))
+    assert {name: values.tolist() for name, values in drawn.items()} == {
+        name: [7.0] * size for name, size in sizes.items()
+    }
+    assert found.digest() != input_statistics(policy).digest()
+
+    file.write_text(json.dumps({names[0]: ranges[names[0]]}))
+    with pytest.raises(CraftError) as caught:
+        input_statistics(policy, file).require_vectors_only(option="--from-statistics")
+    assert f"{file} has no statistics of {names[1]}" in caught.value.why
+    file.write_text("[1, 2]")
+    with pytest.raises(CraftError, match="Cannot read the statistics") as caught:
+        input_statistics(policy, file)
+    assert caught.value.exit_code == EXIT_USAGE
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,171 @@
+"""Learns task after task with one policy, each time held to what the policy was before.
+
+After every task the policy becomes the next teacher, and its anchors are built anew. Everything is
+done by craft's own commands, in this process; they are printed. What is finished is not done again.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import typer
+from matrices import Matrix
+
+from craftcli.cli.app import app
+from craftcli.engine.run_folder import CHECKPOINTS
+from craftcli.engine.summary_file import RunSummary
+
+BATCH_SIZE = 32
+SAVE_EVERY = 2000
+"""Steps after which a long run is saved, so that it can be continued; most end before."""
+FEW_FRAMES, VARIATIONS = 16, 63
+"""Of each old task, for arms that keep little; each frame yields so many further anchors."""
+DRAWN_STATES = 4096
+"""Anchors of all old tasks together, where they are drawn from statistics."""
+
+
+class Anchors(StrEnum):
+    """What an arm keeps of the old tasks."""
+
+    NOTHING = "nothing"
+    FRAMES = "frames"
+    FEW_FRAMES = "a few frames of each task, and variations of them"
+    STATISTICS = "the statistics of each task's data"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One way of fine-tuning."""
+
+    anchors: Anchors
+    train: tuple[str, ...]
+    """Options of `craft train`."""
+    once: tuple[str, ...] = ()
+    """Options that only the first fine-tuning takes: LoRA weights are trained further."""
+
+
+type Measure = Callable[[Path, Path, int], tuple[float, ...]]
+"""Success of a policy on the first tasks, so many of them; it is kept in the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """The tasks, and how much work goes into each."""
+
+    folder: Path
+    data: Path
+    tasks: tuple[str, ...]
+    first: Path
+    """The policy that knows the first task."""
+    measure: Measure
+    steps: int
+    lr: float
+    anchors: int
+    """Of all old tasks together, where they are frames."""
+    quick: bool = False
+    """As few anchors as possible, to see that it runs."""
+    fixed: str | None = None
+    """Vectors that variations leave as they are."""
+
+
+class TaskSequence:
+    """One arm with one seed through all tasks."""
+
+    def __init__(self, course: Course, name: str, arm: Arm, seed: int) -> None:
+        self.name, self.seed = name, seed
+        self._course, self._arm = course, arm
+        self._folder = course.folder / name.replace(" ", "-") / f"seed-{seed}"
+
+    def run(self) -> Iterator[Matrix]:
+        """Learn every task; success on all tasks so far, after each."""
+        course, policy = self._course, self._course.first
+        rows = [course.measure(policy, course.folder / "teacher.json", 1)]
+        for number in range(1, len(course.tasks)):
+            policy = self._learn(policy, number)
+            rows.append(course.measure(policy, policy / "success.json", number + 1))
+            yield Matrix(arm=self.name, seed=self.seed, rows=tuple(rows))
+
+    def _learn(self, policy: Path, number: int) -> Path:
+        """Fine-tune on one more task, held to the policy as it is now on all tasks before."""
+        course, arm = self._course, self._arm
+        run = self._folder / f"{number}-{course.tasks[number]}"
+        summary = RunSummary.read(run)
+        if summary and summary.complete:
+            return run
+        options = [*arm.train, *(arm.once if number == 1 else ())]
+        if arm.anchors is not Anchors.NOTHING and not (run / CHECKPOINTS / "last").exists():
+            options += ["--cache", str(self._anchors(policy, number))]
+        data = [course.data / course.tasks[number]]
+        own = ("--steps", course.steps, "--lr", course.lr, "--seed", self.seed)
+        return train(policy, data, run, *own, *options)
+
+    def _anchors(self, policy: Path, number: int) -> Path:
+        """The cache that the policy is held by while it learns a task."""
+        folder, old = self._folder / f"{number}-anchors", self._course.tasks[:number]
+        # What a build that was stopped has left is in the way of the next.
+        shutil.rmtree(folder, ignore_errors=True)
+        if self._arm.anchors is Anchors.FRAMES:
+            # The same weight for each, whatever the length of its episodes.
+            weight = ":1" if number > 1 else ""
+            data = [("--dataset", f"{self._course.data / task}{weight}") for task in old]
+            samples = self._course.anchors // number * number
+            words = [word for pair in data for word in pair]
+            return self._cache(policy, folder / "all.zarr", *words, "--samples", samples)
+        # Apart, so that no frame is mixed with one of another task.
+        caches = [
+            self._cache(policy, folder / f"{task}.zarr", *self._made_of(task, number))
+            for task in old
+        ]
+        if number == 1:
+            return caches[0]
+        craft("cache", "merge", *caches, "-o", folder / "all.zarr")
+        for cache in caches:
+            shutil.rmtree(cache)
+        return folder / "all.zarr"
+
+    def _made_of(self, task: str, number: int) -> tuple[object, ...]:
+        course = self._course
+        data = course.data / task
+        if self._arm.anchors is Anchors.STATISTICS:
+            states = course.anchors if course.quick else DRAWN_STATES
+            file = data / "meta/stats.json"
+            made = ("--from-statistics", "--statistics-file", file)
+            return (*made, "--samples", states // number)
+        frames, variations = (2, 3) if course.quick else (FEW_FRAMES, VARIATIONS)
+        fixed = ("--augment-fixed", course.fixed) if course.fixed else ()
+        return ("--dataset", data, "--samples", frames, "--augment", variations, *fixed)
+
+    def _cache(self, policy: Path, output: Path, *options: object) -> Path:
+        # Standing alone, caches of different datasets can be joined.
+        craft(
+            *("cache", "build", "--policy", policy, "-o", output, *options),
+            *("--seed", self.seed, "--images", "embed"),
+        )
+        return output
+
+
+def train(policy: Path, data: Sequence[Path], run: Path, *options: object) -> Path:
+    """Fine-tune a policy; a run that is there is kept or continued."""
+    summary = RunSummary.read(run)
+    if summary and summary.complete:
+        return run
+    if (run / CHECKPOINTS / "last").exists():
+        craft("train", "--resume", run)
+        return run
+    craft(
+        *("train", "--policy", policy, "-o", run),
+        *(word for part in data for word in ("--dataset", part)),
+        *("--batch-size", BATCH_SIZE, "--lr-schedule", "cosine"),
+        *("--save-every", SAVE_EVERY, "--log-every", 100, "--overwrite", *options),
+    )
+    return run
+
+
+def craft(*arguments: object) -> None:
+    """Run a command of craft's in this process, as it would be typed."""
+    words = [str(argument) for argument in arguments]
+    typer.echo(f"\n$ craft {' '.join(words)}", err=True)
+    if code := app(words, standalone_mode=False):
+        raise typer.Exit(code)
