@@ -110,7 +110,7 @@ def main() -> None:
     asked = parser.parse_args()
     print_machine()
     # Waiting for the disk changes neither sizes nor the time of reading.
-    os.fsync = lambda _: None
+    os.fsync = lambda fd: None
     print(f"\n{asked.rows} rows{'':19}{'tokens':>8}{'MB':>8}{'expected':>10}{'stored whole':>14}")
     for name, mean in TOKENS.items():
         manifest = pi0_fast_manifest(asked.rows, SLOTS, DIM)

@@ -69,7 +69,7 @@ def write_cache(
     count = len(hidden)
     rows |= {f"index/{name}": np.arange(count) for name in ("dataset_index", "frame")}
     rows |= {f"index/{name}": np.zeros(count, np.int64) for name in ("episode", "task")}
-    rows |= {"valid": np.ones(count, bool), "hidden_mask": hidden[:, 0].any(axis=-1)}
+    rows |= {"valid": np.ones(count, bool), "hidden_mask": np.asarray(hidden[:, 0].any(axis=-1))}
     with CacheWriter.create(path, manifest, specs, tasks=["do it"], overwrite=False) as writer:
         for number in range(manifest.chunk_count):
             where = manifest.chunk_rows(number)

@@ -26,8 +26,9 @@ class PackedAccess:
         self._committed = committed
         self._limit = limit
         self._copy = copy
-        mapped = isinstance(chunks, PackedFiles) and not copy
-        self._sizes = FileSizes(chunks) if mapped else None
+        self._sizes = None
+        if isinstance(chunks, PackedFiles) and not copy:
+            self._sizes = FileSizes(chunks)
         self._kept: dict[int, PackedRows] = {}
         self._fetched = is_fetched(chunks)
         self._lock = lock_for(fetched=self._fetched)

@@ -49,7 +49,7 @@ def piece_shape(row: Sequence[int]) -> tuple[int, ...]:
 def packed_bytes(rows: npt.NDArray[Any]) -> int:
     """Bytes that these rows take in a packed chunk."""
     pieces, stored = _cut(rows)
-    return int(stored.size) * pieces[0].nbytes + len(pieces) * _ENTRY.itemsize
+    return int(stored.size) * int(pieces[0].nbytes) + len(pieces) * _ENTRY.itemsize
 
 
 def empty_share(rows: npt.NDArray[Any]) -> float:

@@ -148,7 +148,7 @@ def test_the_size_is_known_before_and_what_makes_it_smaller(
         "--layers -1",
         "--samples 3",
     ]
-    options = {
+    options: dict[str, dict[str, Any]] = {
         "--dtype bfloat16": {"dtype": StoreDtype.BFLOAT16},
         "--pooling mean_action_tokens": {"pooling": Pooling.MEAN_ACTION_TOKENS},
         "--samples 3": {"samples": 3},
