@@ -1,4 +1,4 @@
-"""The cache format, version 1.3: the arrays, the manifest, and what they mean.
+"""The cache format, version 2.0: the arrays, the manifest, and what they mean.
 
 A cache is a Zarr v3 group in a folder. Every array except `commit` and `stats/` has the row axis
 first. Its chunks have `rows_per_chunk` rows and are not divided along other axes, so that chunk `k`
@@ -6,6 +6,12 @@ holds the same rows in every array. The codecs are `bytes` (little endian) and `
 file is its raw rows, then four bytes of checksum. The last chunk is padded with zeros to full
 length. Chunks of zeros are written like any other. N is the number of rows, V the number of vectors
 of a row, D the width of a vector.
+
+The arrays in the manifest's `packed` do not store the slots that a row leaves empty. Slots are the
+first axis of a row, such as V. Their codecs are `sharding_indexed` and `crc32c`: a chunk file has
+pieces of one row and a few slots, those of zeros left out, an index, and four bytes of checksum
+(`storage.packed_chunks`). The inner chunk has as many slots as divide the axis, at most 8. With
+`hidden/<stack>.<layer>` its `mean` and `variance` are packed too, in pieces of one vector.
 
     array                     shape      dtype
     hidden/<stack>.<layer>    [N, V, D]  float32, float16, or bfloat16 kept as uint16 with the
@@ -69,12 +75,14 @@ these files are on disk; 0 means that the chunk is missing. `complete` becomes t
 chunk.
 
 Versions are "major.minor". A reader refuses a newer major version and reads older ones. A newer
-minor version may only add manifest fields and arrays, which older readers ignore. A cache is always
-written in the newest version. Added in 1.1: the manifest fields `actions` and `layout`, and the
-arrays of the kind "action". Added in 1.2: `made` and `variation/`. Added in 1.3: `stats_digests`,
-`decoder`, `statistics`, `datasets` and `digests/`.
+minor version may only add manifest fields and arrays, which older readers ignore. A cache is
+written in the newest version of its major one: 2 with packed arrays, which earlier versions of
+craft cannot read, else 1. Added in 1.1: the manifest fields `actions` and `layout`, and the arrays
+of the kind "action". Added in 1.2: `made` and `variation/`. Added in 1.3: `stats_digests`,
+`decoder`, `statistics`, `datasets` and `digests/`. Added in 2.0: `packed`.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -84,8 +92,8 @@ from craftcli.config.records import read_record, record_to_json
 from craftcli.errors import CraftError
 from craftcli.policies.identity import DatasetIdentity, TeacherIdentity
 
-FORMAT_VERSION = "1.3"
-"""The version that this craft writes; it reads every older one."""
+UNPACKED_VERSION, FORMAT_VERSION = "1.3", "2.0"
+"""The versions that this craft writes, the latter with packed arrays; it reads every older one."""
 KINDS = ("hidden", "token_ce", "action")
 DTYPES = ("float32", "float16", "bfloat16")
 IMAGES = ("reference", "embedded")
@@ -100,6 +108,8 @@ TOP_LOGPROBS = "outputs/top_logprobs"
 DIGESTS = "digests/"
 """Before the names of the arrays with digests of frames."""
 CHUNK_BYTES = 16 * 1024**2
+_PAGE_BYTES = 16 * 1024
+"""A multiple of the page size of every common system, the same everywhere: so are the chunks."""
 
 METADATA_BYTES = 16 * 1024**2
 """The largest `zarr.json` of a cache that is read; those that craft writes have a few kilobytes."""
@@ -150,7 +160,7 @@ WITHOUT_DATASET = ("statistics", "rollouts")
 class Manifest:
     """Everything that must match for a cache to be usable, under the group attribute "craft"."""
 
-    format_version: str = FORMAT_VERSION
+    format_version: str = UNPACKED_VERSION
     """Version of this format, "major.minor"."""
     kinds: tuple[str, ...] = ("hidden",)
     """What the rows hold of the teacher: any of hidden, token_ce, action."""
@@ -202,6 +212,8 @@ class Manifest:
     """Statistics that normalised the inputs, by feature, if they were not the teacher's own."""
     datasets: tuple[DatasetIdentity, ...] | None = None
     """The datasets of the rows in their order, if they are several; null for a single one."""
+    packed: tuple[str, ...] | None = None
+    """The arrays that do not store the empty slots of a row; null if all rows are stored whole."""
 
     def __post_init__(self) -> None:
         problems = _value_problems(self)
@@ -236,7 +248,7 @@ class Manifest:
 
         Fields that were added after version 1.1 are left out where they are null.
         """
-        added = ("made", "stats_digests", "decoder", "statistics", "datasets")
+        added = ("made", "stats_digests", "decoder", "statistics", "datasets", "packed")
         values = record_to_json(self)
         return {name: v for name, v in values.items() if v is not None or name not in added}
 
@@ -260,17 +272,30 @@ def layer_names(manifest: Manifest) -> list[str]:
     return [f"{manifest.stack}.{layer}" for layer in manifest.layers]
 
 
-def rows_per_chunk(bytes_per_row: int, rows: int, target: int = CHUNK_BYTES) -> int:
-    """The number of rows that make a chunk of about `target` bytes of the widest array.
+def version_of(manifest: Manifest) -> str:
+    """The version in which a cache is written: the one that most versions of craft can read."""
+    return FORMAT_VERSION if manifest.packed else UNPACKED_VERSION
 
-    >>> rows_per_chunk(bytes_per_row=1024, rows=100_000)
-    16384
+
+def rows_per_chunk(bytes_per_row: int, rows: int, target: int = CHUNK_BYTES) -> int:
+    """The number of rows that make a chunk of up to `target` bytes of the widest array.
+
+    The last chunk is filled up with zeros, so that all have about the same number of rows: whole
+    pages of memory, which are mapped side by side, where that fills up at most a row in 32.
+
+    >>> rows_per_chunk(bytes_per_row=1024, rows=100_000), rows_per_chunk(1000, rows=100_000)
+    (14288, 14286)
     >>> rows_per_chunk(bytes_per_row=1024, rows=10)
     10
     """
     if bytes_per_row < 1 or rows < 1:
         raise ValueError(f"bytes_per_row={bytes_per_row} and rows={rows} must be positive")
-    return max(1, min(rows, target // bytes_per_row))
+    most = max(1, target // bytes_per_row)
+    even = -(-rows // -(-rows // most))
+    whole_pages = _PAGE_BYTES // math.gcd(_PAGE_BYTES, bytes_per_row)
+    aligned = -(-even // whole_pages) * whole_pages
+    filled_up = -rows % aligned
+    return aligned if aligned <= most and filled_up * 32 <= rows else even
 
 
 def _corrupt(problems: list[str]) -> CraftError:
@@ -301,15 +326,20 @@ def _check_version(version: Any) -> bool:
     parts = version.split(".") if isinstance(version, str) else []
     if len(parts) != 2 or not all(part.isascii() and part.isdigit() for part in parts):
         raise _corrupt([f'field format_version is {version!r}, not "major.minor"'])
-    major, minor = map(int, parts)
-    own_major, own_minor = map(int, FORMAT_VERSION.split("."))
-    if major > own_major:
+    major, minor = _numbers(version)
+    newest = dict(map(_numbers, (UNPACKED_VERSION, FORMAT_VERSION)))
+    if major > max(newest):
         raise CraftError(
             "Cache was written by a newer craft.",
-            why=f"its format_version is {version}, this craft reads up to {own_major}.x.",
+            why=f"its format_version is {version}, this craft reads up to {max(newest)}.x.",
             fix="upgrade craft (pip install -U craftcli), or rebuild the cache with this one.",
         )
-    return major == own_major and minor > own_minor
+    return minor > newest.get(major, minor)
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")
+    return int(major), int(minor)
 
 
 def _value_problems(manifest: Manifest) -> list[str]:

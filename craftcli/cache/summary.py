@@ -72,7 +72,7 @@ class CacheSummary:
     size_bytes: int
     """Bytes on disk, metadata included."""
     bytes_per_row: int
-    """Payload bytes of a row over all arrays."""
+    """Payload bytes of a row over all arrays; the mean, where rows are packed."""
     chunks: int
     """Chunks along the row axis."""
     rows_per_chunk: int
@@ -137,7 +137,7 @@ def summarize(reader: "CacheReader") -> CacheSummary:
         seed=manifest.seed,
         kinds=manifest.kinds,
         size_bytes=reader.size_on_disk(),
-        bytes_per_row=sum(reader.spec(name).row_bytes for name in reader.array_names()),
+        bytes_per_row=reader.row_bytes(),
         chunks=manifest.chunk_count,
         rows_per_chunk=manifest.rows_per_chunk,
         complete=manifest.complete,

@@ -5,10 +5,13 @@ uv run python examples/read_cache/read.py anchors.zarr
 """
 
 import sys
+import warnings
 
 import numpy as np
 import zarr
 
+# Packed arrays are read chunk by chunk, as all others of a cache are.
+warnings.filterwarnings("ignore", "Combining a `sharding_indexed` codec")
 path = sys.argv[1] if len(sys.argv) > 1 else "anchors.zarr"
 cache = zarr.open_group(path, mode="r")
 manifest = cache.attrs["craft"]

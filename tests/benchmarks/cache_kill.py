@@ -89,6 +89,7 @@ def synthetic(path: Path, note: Note, *, chunks: int = 24) -> None:
         vectors=4,
         dim=64,
         dtype="float16",
+        packed=("hidden/vlm.3",),
         images="embedded",
         sampling="uniform",
         prompts_digest=None,
@@ -143,6 +144,7 @@ def synthetic_rows(manifest: Manifest, arrays: dict[str, ArraySpec], chunk: int)
         name: rng.integers(0, 255, (count, *spec.shape)).astype(spec.dtype)
         for name, spec in arrays.items()
     }
+    rows["hidden/vlm.3"][::2] = 0
     rows["index/dataset_index"] = np.arange(where.start, where.stop)
     rows["index/task"] = np.zeros(count, np.int64)
     rows["valid"] = np.ones(count, bool)

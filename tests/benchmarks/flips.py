@@ -26,8 +26,8 @@ FLIPS = 1000
 Contents = dict[str, Any]
 
 
-def make_cache(path: Path) -> None:
-    """A cache with every kind of array, three chunks and a padded end."""
+def make_cache(path: Path, *, packed: bool = False) -> None:
+    """A cache with every kind of array, three chunks and a padded end, half of it empty slots."""
     rng = np.random.default_rng(0)
     inputs: dict[str, Values] = {
         "inputs/image": rng.integers(0, 256, (20, 3, 4, 4), np.uint8),
@@ -35,7 +35,9 @@ def make_cache(path: Path) -> None:
         "inputs/mask": rng.random((20, 6)) < 0.5,
     }
     # Of the hidden states a chunk is one page, so that they are mapped side by side.
-    write_cache(path, activations(20, 2, 128), inputs, chunk=8)
+    hidden = activations(20, 2, 128)
+    hidden[::2] = 0
+    write_cache(path, hidden, inputs, chunk=8, packed=packed)
 
 
 def payload_files(path: Path) -> list[Path]:

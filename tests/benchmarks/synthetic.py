@@ -6,6 +6,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +43,24 @@ def activations(rows: int, vectors: int, dim: int, dtype: str = "float16") -> Va
 
 
 def write_cache(
-    path: Path, hidden: Values, inputs: Mapping[str, Values] | None = None, chunk: int | None = None
+    path: Path,
+    hidden: Values,
+    inputs: Mapping[str, Values] | None = None,
+    chunk: int | None = None,
+    *,
+    packed: bool = False,
 ) -> None:
-    """Write a cache with craft's own writer, in chunks of a build's size or of `chunk` rows."""
+    """Write a cache with craft's own writer, in chunks of a build's size or of `chunk` rows.
+
+    Vectors of zeros are empty slots, which `packed` hidden states do not store.
+    """
     inputs = inputs or {}
     images = "embedded" if any("image" in name for name in inputs) else "reference"
     rows = {f"hidden/vlm.{layer}": hidden[:, i] for i, layer in enumerate(LAYERS)} | dict(inputs)
     widest = max(values[0].nbytes for values in rows.values())
     manifest = _manifest(hidden, images, chunk or rows_per_chunk(widest, len(hidden)))
+    if packed:
+        manifest = replace(manifest, packed=tuple(f"hidden/vlm.{layer}" for layer in LAYERS))
     specs = required_arrays(manifest)
     specs |= {
         name: ArraySpec(shape=values.shape[1:], dtype=str(values.dtype))
@@ -58,7 +69,7 @@ def write_cache(
     count = len(hidden)
     rows |= {f"index/{name}": np.arange(count) for name in ("dataset_index", "frame")}
     rows |= {f"index/{name}": np.zeros(count, np.int64) for name in ("episode", "task")}
-    rows |= {"valid": np.ones(count, bool), "hidden_mask": np.ones(hidden[:, 0].shape[:2], bool)}
+    rows |= {"valid": np.ones(count, bool), "hidden_mask": np.asarray(hidden[:, 0].any(axis=-1))}
     with CacheWriter.create(path, manifest, specs, tasks=["do it"], overwrite=False) as writer:
         for number in range(manifest.chunk_count):
             where = manifest.chunk_rows(number)
@@ -106,6 +117,22 @@ def print_machine() -> None:
         f"{datetime.date.today()}, {os.cpu_count()} x {models[0] if models else platform.machine()}"
         f", load {os.getloadavg()[0]:.1f}; Python {platform.python_version()}, "
         f"numpy {np.__version__}, zarr {zarr.__version__}, torch {torch.__version__}"
+    )
+
+
+def pi0_fast_manifest(rows: int, slots: int, dim: int) -> Manifest:
+    """The manifest of a cache that a build of pi0_fast makes by default."""
+    states = np.broadcast_to(np.float16(0), (rows, len(LAYERS), slots, dim))
+    return replace(
+        _manifest(states, "reference", rows_per_chunk(slots * dim * 2, rows)),
+        kinds=("hidden", "action"),
+        pooling="action_tokens",
+        dtype="bfloat16",
+        packed=(
+            *(f"hidden/vlm.{layer}" for layer in LAYERS),
+            "outputs/top_logprobs",
+            "outputs/top_tokens",
+        ),
     )
 
 

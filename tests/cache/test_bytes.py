@@ -9,7 +9,7 @@ from made.files import tree
 from made.fixed_cache import TASKS, fixed_arrays, fixed_manifest, fixed_rows
 from made.rows import write_rows
 
-from craftcli.cache.format import FORMAT_VERSION
+from craftcli.cache.format import UNPACKED_VERSION
 from craftcli.cache.reading.reader import CacheReader
 
 FIXTURE = Path(__file__).parent / "fixtures/all_kinds.zarr"
@@ -32,7 +32,7 @@ def test_the_same_rows_give_the_same_bytes_and_a_manifest_with_seals(tmp_path: P
     assert sorted(old) == sorted(new)
     assert [name for name, content in old.items() if new[name] != content] == ["zarr.json"]
     before, after = (json.loads(files["zarr.json"] or b"") for files in (old, new))
-    assert after["attributes"]["craft"].pop("format_version") == FORMAT_VERSION
+    assert after["attributes"]["craft"].pop("format_version") == UNPACKED_VERSION
     assert before["attributes"]["craft"].pop("format_version") == "1.1"
     digests = after["attributes"]["craft"].pop("stats_digests")
     assert sorted(digests) == ["vlm.2", "vlm.3"]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made.manifests import DATASET, make_manifest
 
-from craftcli.cache.format import Manifest, layer_names, rows_per_chunk
+from craftcli.cache.format import Manifest, layer_names, rows_per_chunk, version_of
 from craftcli.errors import CraftError
 
 make_full = partial(
@@ -87,7 +87,7 @@ def test_something_else_than_an_object_is_refused(data: Any) -> None:
 
 def test_a_newer_major_version_is_refused_even_when_its_fields_are_foreign() -> None:
     with pytest.raises(CraftError, match="newer craft") as caught:
-        Manifest.from_json({"format_version": "2.0", "something": "else"})
+        Manifest.from_json({"format_version": "3.0", "something": "else"})
     assert "upgrade craft" in caught.value.fix
 
 
@@ -95,6 +95,13 @@ def test_a_newer_minor_version_may_add_fields_anywhere() -> None:
     data = make_full().to_json() | {"format_version": "1.7", "extra": [1]}
     data["teacher"]["extra"] = 1
     assert Manifest.from_json(data) == make_full(format_version="1.7")
+    data = make_full(packed=("hidden/vlm.2",)).to_json() | {"format_version": "2.7", "extra": [1]}
+    assert Manifest.from_json(data).packed == ("hidden/vlm.2",)
+
+
+def test_only_packed_caches_are_closed_to_earlier_versions_of_craft() -> None:
+    assert version_of(make_full()) == "1.3"
+    assert version_of(make_full(packed=("hidden/vlm.2",))) == "2.0"
 
 
 @settings(deadline=None, derandomize=True, max_examples=50)
@@ -115,7 +122,9 @@ def test_a_chunk_is_at_most_the_target_or_one_row(size: int, rows: int) -> None:
     chunk = rows_per_chunk(size, rows)
     assert 1 <= chunk <= rows
     assert chunk == 1 or chunk * size <= 16 * 1024**2
-    assert chunk == rows or (chunk + 1) * size > 16 * 1024**2
+    chunks = -(-rows // chunk)
+    assert chunks == -(-rows // max(1, 16 * 1024**2 // size))
+    assert chunks * chunk - rows <= max(chunks - 1, rows / 32)
 
 
 def test_layer_names_follow_the_manifest() -> None:

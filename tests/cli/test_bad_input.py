@@ -149,7 +149,7 @@ class TestCaches:
         assert "it holds action" in error
 
     def test_from_a_newer_craft(self, refused: Refused, own_cache: Path) -> None:
-        edit_manifest(own_cache, lambda manifest: manifest.update(format_version="2.0"))
+        edit_manifest(own_cache, lambda manifest: manifest.update(format_version="3.0"))
         assert "newer craft" in refused(*TRAIN)
 
     @pytest.mark.parametrize("batch_size", [33, 1000])

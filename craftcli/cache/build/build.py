@@ -1,6 +1,6 @@
 """Builds a cache: dataset -> processor -> teacher -> pooling -> writer, chunk by chunk."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from craftcli.cache.build.anchor_selection import select_rows
+from craftcli.cache.build.expected_size import ExpectedSize, arrays_to_pack
 from craftcli.cache.build.prompts import Prompts, read_prompts
 from craftcli.cache.build.recipe import Recipe, resolve_recipe
 from craftcli.cache.build.recorded_rows import RecordedRows
@@ -48,15 +49,12 @@ class BuildPlan:
     rows: int
     made: MadeRows | None
     """How rows are made that no dataset holds."""
-    bytes_per_row: int
+    size: ExpectedSize
+    smaller: Mapping[str, int]
+    """Bytes of the whole cache with other options, by the option."""
     recipe: Recipe
     statistics: StatisticsChoice
     """The statistics that normalise the rows."""
-
-    @property
-    def total_bytes(self) -> int:
-        """Size of all rows."""
-        return self.rows * self.bytes_per_row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +92,13 @@ def build_cache(
     source = open_source(config, teacher, dataset, prompts)
     rows = TeacherRows(teacher, source, recipe, images=config.stored_images)
     manifest = describe_build(config, teacher, source, prompts, rows, statistics=fitted.stored)
-    bytes_per_row = sum(spec.row_bytes for spec in rows.specs.values())
+    size = ExpectedSize.of(manifest, rows.first)
     on_plan(
         BuildPlan(
             rows=len(source),
             made=source.made,
-            bytes_per_row=bytes_per_row,
+            size=size,
+            smaller=size.smaller(manifest, None if config.indices else config.samples),
             recipe=rows.recipe,
             statistics=fitted.choice,
         )
@@ -248,6 +247,7 @@ def describe_build(
         made=source.made,
         decoder=source.decoder,
         statistics=statistics,
+        packed=arrays_to_pack(rows.first),
         versions={name: version(name) for name in RECORDED_VERSIONS},
     )
 

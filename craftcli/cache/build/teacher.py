@@ -78,7 +78,9 @@ class TeacherRows:
         self._left_out = frozenset(cameras if images is Images.REFERENCE else ())
         if recipe.layers and recipe.layout is None:
             self.recipe = replace(recipe, layout=self._find_layout())
-        self.specs = self._specs(self.compute([0]))
+        self.first = self.compute([0])
+        """The arrays of the first anchor."""
+        self.specs = self._specs(self.first)
 
     def compute(self, rows: Sequence[int]) -> RowArrays:
         """Compute the arrays of these rows of the source."""
@@ -217,6 +219,8 @@ def stored_outputs(
         else:
             logprobs = torch.log_softmax(output.values.float(), dim=-1)
             kept = logprobs.topk(min(top_k, logprobs.shape[-1]), dim=-1)
-            stored[TOP_LOGPROBS] = kept.values
-            stored[TOP_TOKENS] = kept.indices.to(torch.int32)
+            # Zeros for padding, which packed chunks do not store; the mask keeps it from the loss.
+            counts = output.mask.unsqueeze(-1)
+            stored[TOP_LOGPROBS] = torch.where(counts, kept.values, 0)
+            stored[TOP_TOKENS] = torch.where(counts, kept.indices, 0).to(torch.int32)
     return stored

@@ -9,6 +9,7 @@ from typing import Any
 
 from craftcli.cache.storage.chunk_files import ChunkFiles
 from craftcli.cache.storage.chunks import Chunks
+from craftcli.cache.storage.packed_chunks import PackedFiles
 
 # Requests to a store are mostly waiting, and codecs release the interpreter lock.
 _AT_ONCE = 8
@@ -16,7 +17,7 @@ _AT_ONCE = 8
 
 def is_fetched(chunks: Chunks) -> bool:
     """Whether reading a chunk waits for an object store or a codec."""
-    return not isinstance(chunks, ChunkFiles)
+    return not isinstance(chunks, ChunkFiles | PackedFiles)
 
 
 def lock_for(*, fetched: bool) -> AbstractContextManager[Any]:

@@ -13,11 +13,13 @@ import numpy.typing as npt
 
 from craftcli.cache.format import layer_names
 from craftcli.cache.reading.checksums import CommittedChecksums
+from craftcli.cache.reading.packed_rows import PackedAccess
 from craftcli.cache.reading.prefetch import is_fetched, map_over, run_in_background
 from craftcli.cache.reading.rows import RowAccess, rows_fetched, rows_in_files, rows_in_memory
 from craftcli.cache.stats import LayerStats
 from craftcli.cache.storage.chunk_files import ChunkFiles
 from craftcli.cache.storage.chunks import ArraySpec, DamagedChunkError
+from craftcli.cache.storage.packed_chunks import PackedChunks
 from craftcli.cache.storage.zarr_layout import OpenedCache, open_cache
 from craftcli.errors import CraftError
 from craftcli.locations import Location, locate
@@ -63,7 +65,7 @@ class CacheReader:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of all rows."""
+        """Bytes of all rows, empty slots included."""
         return self.manifest.rows * sum(spec.row_bytes for spec in self._specs.values())
 
     def __repr__(self) -> str:
@@ -162,6 +164,18 @@ class CacheReader:
             raise self._damaged(error) from error
         return digest.hexdigest()
 
+    def row_bytes(self) -> int:
+        """Bytes that a row takes over all arrays; the mean, where rows are packed."""
+        whole, packed = 0, list[str]()
+        for name, spec in self._specs.items():
+            chunks = self._chunks[name]
+            if isinstance(chunks, PackedChunks):
+                packed += map(chunks.key, range(chunks.chunk_count))
+            else:
+                whole += spec.row_bytes
+        sizes = map_over(self._folder.file_size, packed, fetched=self.fetches)
+        return whole + round(sum(size or 0 for size in sizes) / self.manifest.rows)
+
     def size_on_disk(self) -> int:
         """Bytes of all files."""
         return self._folder.size()
@@ -205,15 +219,30 @@ class CacheReader:
         if name not in self._rows:
             chunks, committed = self._chunks[name], partial(self._checksums.checksum, name)
             widest = max(spec.row_bytes for spec in self._specs.values())
-            if self.memory == "ram" or chunks.spec.row_bytes * _NARROW <= widest:
+            rows: RowAccess
+            if isinstance(chunks, PackedChunks):
+                limit = self._packed_limit(chunks)
+                rows = PackedAccess(chunks, committed, limit, copy=self.memory == "ram")
+            elif self.memory == "ram" or chunks.spec.row_bytes * _NARROW <= widest:
                 rows = rows_in_memory(chunks, committed)
             elif isinstance(chunks, ChunkFiles):
-                rows = rows_in_files(chunks, committed, limit=MAX_MAPPINGS // len(self._specs) or 1)
+                rows = rows_in_files(chunks, committed, limit=self._most_mappings)
             else:
                 rows = rows_fetched(chunks, committed, limit=self._chunks_that_fit())
             # Two threads that come here at once must use the same object.
             self._rows.setdefault(name, rows)
         return self._rows[name]
+
+    @property
+    def _most_mappings(self) -> int:
+        """How many files of every array may be mapped."""
+        return MAX_MAPPINGS // len(self._specs) or 1
+
+    def _packed_limit(self, chunks: PackedChunks) -> int:
+        """How many packed chunks of an array may be kept, or mapped."""
+        if self.memory == "ram":
+            return chunks.chunk_count
+        return self._chunks_that_fit() if is_fetched(chunks) else self._most_mappings
 
     def _chunks_that_fit(self) -> int:
         """How many chunks of every array may be kept in memory."""

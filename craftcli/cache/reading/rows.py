@@ -2,21 +2,17 @@
 
 A chunk is checked when one of its rows is first used. Batches are small, so Python code would take
 most of the time: once the chunks are loaded, reading a batch runs almost none.
-
-Reading past the end of a mapped file kills the process (SIGBUS). So the size of a file is checked
-before each read, which takes about 2 µs. Only a file that is made shorter between this check and
-the read still kills the process.
 """
 
 import contextlib
 import mmap
-import os
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from craftcli.cache.reading.file_sizes import FileSizes
 from craftcli.cache.reading.prefetch import is_fetched, lock_for
 from craftcli.cache.storage.chunk_files import ChunkFiles
 from craftcli.cache.storage.chunks import Chunks
@@ -68,38 +64,13 @@ def rows_in_files(files: ChunkFiles, committed: CommittedChecksum, *, limit: int
     mapped = MappedFiles(files.chunk_count * files.payload_bytes)
     values = mapped.values.view(files.stored_dtype).reshape(-1, *files.spec.shape)
 
-    sizes = _FileSizes(files)
+    sizes = FileSizes(files)
 
     def load(chunk: int) -> None:
         files.map_into(chunk, mapped, chunk * files.payload_bytes, committed=committed(chunk))
-        sizes.watch(chunk)
+        sizes.watch(chunk, files.payload_bytes)
 
     return ContiguousRows(files, values[: files.rows], load, before_read=sizes.check)
-
-
-class _FileSizes:
-    """Notices mapped files that were made shorter since they were mapped."""
-
-    def __init__(self, files: ChunkFiles) -> None:
-        self._files = files
-        self._least = files.payload_bytes
-        self._watched: dict[int, tuple[str, int]] = {}
-
-    def watch(self, chunk: int) -> None:
-        """Remember which file is mapped."""
-        path = str(self._files.file(chunk))
-        self._watched[chunk] = (path, os.stat(path).st_ino)
-
-    def check(self, chunks: Iterable[int]) -> None:
-        """Raise a DamagedChunkError if a file ends before its last row."""
-        for chunk in chunks:
-            path, inode = self._watched[chunk]
-            try:
-                found = os.stat(path)
-            except OSError:
-                continue  # removed or replaced: the mapping keeps the old file whole
-            if found.st_size < self._least and found.st_ino == inode:
-                self._files.fail(chunk, "the file was made shorter while the cache was open")
 
 
 class ContiguousRows:
@@ -233,7 +204,7 @@ class _MappedChunks(dict[int, npt.NDArray[Any]]):
         self._committed = committed
         self._limit = limit
         self._checked: set[int] = set()
-        self._sizes = _FileSizes(files)
+        self._sizes = FileSizes(files)
 
     def check_sizes(self, chunks: Iterable[int]) -> None:
         """Raise a DamagedChunkError if a mapped file was made shorter."""
@@ -243,7 +214,7 @@ class _MappedChunks(dict[int, npt.NDArray[Any]]):
         check = chunk not in self._checked
         rows = self._files.load(chunk, check=check, committed=self._committed(chunk))
         self._checked.add(chunk)
-        self._sizes.watch(chunk)
+        self._sizes.watch(chunk, self._files.payload_bytes)
         if len(self) >= self._limit:
             # Rows come in random order: any chunk may go. A batch that uses it keeps its mapping.
             with contextlib.suppress(KeyError):

@@ -11,6 +11,7 @@ remote_folder, remote_destination, remote_lock
 chunks             shape, checksum and commit record of chunks
 chunk_files        chunks in local files, mapped into memory
 whole_chunks       chunks that are fetched from a store or decoded by zarr
+packed_chunks      chunks that leave out the empty slots of rows
 zarr_layout        the Zarr group and its arrays
 """
 

@@ -39,8 +39,10 @@ class CacheFolder(Protocol):
         """What zarr opens."""
         ...
 
-    def chunks(self, name: str, rows: int, chunk_rows: int, spec: ArraySpec) -> Chunks:
-        """The chunks of an array that is stored as raw rows and their crc32c."""
+    def chunks(
+        self, name: str, rows: int, chunk_rows: int, spec: ArraySpec, *, packed: bool = False
+    ) -> Chunks:
+        """The chunks of an array as craft writes them: raw rows or packed ones, and a crc32c."""
         ...
 
     def read(self, name: str) -> bytes | None:

@@ -1,7 +1,8 @@
 """Chunks: consecutive rows of an array that are written, checked and read together.
 
-`chunk_files` maps them from files, `whole_chunks` fetches or decodes them. Common to both are the
-shape, the checksum of each chunk, and the commit record over the checksums of all arrays.
+`chunk_files` maps them from files, `whole_chunks` fetches or decodes them, `packed_chunks` leaves
+out their zeros. Common to all are the shape, the checksum of each chunk, and the commit record over
+the checksums of all arrays.
 """
 
 from abc import ABC, abstractmethod
@@ -128,6 +129,14 @@ class Chunks(ABC):
         Raises:
             DamagedChunkError: it is missing or cannot be read.
         """
+
+    def checksum_of(self, rows: npt.NDArray[Any]) -> bytes:
+        """The checksum that a chunk of these rows has, however zarr has encoded it since."""
+        stored = np.ascontiguousarray(rows, self.stored_dtype)
+        crc = google_crc32c.extend(0, stored.reshape(-1).view(np.uint8))
+        padding = self.payload_bytes - stored.nbytes
+        crc = google_crc32c.extend(crc, bytes(padding)) if padding else crc
+        return int(crc).to_bytes(CRC_BYTES, "little")
 
     def damage(self, chunk: int) -> str | None:
         """Describe what is wrong with a chunk; None if nothing is."""

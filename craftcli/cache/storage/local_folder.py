@@ -11,6 +11,7 @@ from pathlib import Path
 from craftcli.cache.storage.chunk_files import ChunkFiles
 from craftcli.cache.storage.chunks import ArraySpec
 from craftcli.cache.storage.own_files import remove_temporary
+from craftcli.cache.storage.packed_chunks import PackedFiles
 from craftcli.errors import CraftError
 from craftcli.whole_files import sync_path
 
@@ -33,9 +34,12 @@ class LocalFolder:
         """What zarr opens."""
         return self.path
 
-    def chunks(self, name: str, rows: int, chunk_rows: int, spec: ArraySpec) -> ChunkFiles:
+    def chunks(
+        self, name: str, rows: int, chunk_rows: int, spec: ArraySpec, *, packed: bool = False
+    ) -> ChunkFiles | PackedFiles:
         """Chunks that are mapped into memory."""
-        return ChunkFiles(root=self.path, name=name, rows=rows, chunk_rows=chunk_rows, spec=spec)
+        kind = PackedFiles if packed else ChunkFiles
+        return kind(root=self.path, name=name, rows=rows, chunk_rows=chunk_rows, spec=spec)
 
     def read(self, name: str) -> bytes | None:
         """Read a file; None if there is none."""
@@ -53,7 +57,9 @@ class LocalFolder:
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file, or replace it."""
-        (self.path / name).write_bytes(data)
+        file = self.path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
 
     def remove(self, name: str) -> None:
         """Remove a file if it exists."""

@@ -19,6 +19,7 @@ from zarr.core.sync import sync
 
 from craftcli.cache.storage.base import UnreachableStoreError
 from craftcli.cache.storage.chunks import ArraySpec
+from craftcli.cache.storage.packed_chunks import PackedObjects
 from craftcli.cache.storage.whole_chunks import ObjectChunks
 from craftcli.errors import EXIT_USAGE, CraftError
 from craftcli.locations import RemotePath
@@ -65,9 +66,12 @@ class RemoteFolder:
     def __repr__(self) -> str:
         return f"RemoteFolder({str(self.path)!r})"
 
-    def chunks(self, name: str, rows: int, chunk_rows: int, spec: ArraySpec) -> ObjectChunks:
+    def chunks(
+        self, name: str, rows: int, chunk_rows: int, spec: ArraySpec, *, packed: bool = False
+    ) -> ObjectChunks | PackedObjects:
         """Chunks that are fetched whole."""
-        return ObjectChunks(objects=self, name=name, rows=rows, chunk_rows=chunk_rows, spec=spec)
+        kind = PackedObjects if packed else ObjectChunks
+        return kind(objects=self, name=name, rows=rows, chunk_rows=chunk_rows, spec=spec)
 
     def read(self, name: str) -> bytes | None:
         """Read an object; None if there is none."""

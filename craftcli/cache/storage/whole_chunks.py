@@ -1,8 +1,8 @@
 """Chunks that are read whole: fetched from an object store, or decoded by zarr.
 
 Decoded chunks are those of a cache that somebody encoded anew, for instance with compression. Their
-checksum is that of the decoded rows, so that the commit record still vouches for them. To check one
-array of a chunk, all arrays have to be decoded once.
+checksum is computed from the decoded rows, so that the commit record still vouches for them. To
+check one array of a chunk, all arrays have to be decoded once.
 """
 
 import threading
@@ -72,6 +72,8 @@ class ObjectChunks(Chunks):
 class DecodedChunks(Chunks):
     """The chunks of one array that zarr decodes, with any codecs."""
 
+    written: Chunks
+    """The chunks as craft wrote them, whose checksums the commit records cover."""
     decode: Callable[[int], npt.NDArray[Any]]
     """Decode the rows of a chunk; raises a DamagedChunkError if that fails."""
     _recent: dict[int, tuple[npt.NDArray[Any], bytes]] = field(default_factory=dict, repr=False)
@@ -92,7 +94,7 @@ class DecodedChunks(Chunks):
         out[:] = self.load(chunk, committed=committed)
 
     def checksum(self, chunk: int) -> bytes:
-        """The crc32c that the rows would have if they were stored raw."""
+        """The crc32c that the rows had when craft wrote them."""
         return self._decoded(chunk)[1]
 
     def _decoded(self, chunk: int) -> tuple[npt.NDArray[Any], bytes]:
@@ -106,7 +108,4 @@ class DecodedChunks(Chunks):
 
     def _fetch(self, chunk: int) -> tuple[npt.NDArray[Any], bytes]:
         rows = np.ascontiguousarray(self.decode(chunk), self.stored_dtype)
-        crc = google_crc32c.extend(0, rows.reshape(-1).view(np.uint8))
-        padding = self.payload_bytes - rows.nbytes
-        crc = google_crc32c.extend(crc, bytes(padding)) if padding else crc
-        return rows, crc.to_bytes(CRC_BYTES, "little")
+        return rows, self.written.checksum_of(rows)

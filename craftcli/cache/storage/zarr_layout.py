@@ -9,14 +9,15 @@ import asyncio
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
-from zarr.codecs import Crc32cCodec
+from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 from zarr.core.sync import sync
 
 from craftcli.cache.dtypes import storage_dtype
@@ -25,6 +26,7 @@ from craftcli.cache.storage.base import CacheFolder
 from craftcli.cache.storage.by_location import open_folder
 from craftcli.cache.storage.chunks import ArraySpec, Chunks, DamagedChunkError
 from craftcli.cache.storage.local_destination import missing_cache_error
+from craftcli.cache.storage.packed_chunks import PackedChunks
 from craftcli.cache.storage.whole_chunks import DecodedChunks
 from craftcli.errors import CraftError
 from craftcli.locations import Location, RemotePath
@@ -73,8 +75,11 @@ def row_chunks(
     folder: CacheFolder, manifest: Manifest, specs: Mapping[str, ArraySpec]
 ) -> dict[str, Chunks]:
     """The chunks of the arrays with a row axis."""
-    rows, chunk_rows = manifest.rows, manifest.rows_per_chunk
-    return {name: folder.chunks(name, rows, chunk_rows, spec) for name, spec in specs.items()}
+    rows, chunk_rows, packed = manifest.rows, manifest.rows_per_chunk, manifest.packed or ()
+    return {
+        name: folder.chunks(name, rows, chunk_rows, spec, packed=name in packed)
+        for name, spec in specs.items()
+    }
 
 
 def commit_chunks(folder: CacheFolder, manifest: Manifest) -> Chunks:
@@ -83,12 +88,17 @@ def commit_chunks(folder: CacheFolder, manifest: Manifest) -> Chunks:
 
 
 def stats_chunks(folder: CacheFolder, manifest: Manifest, layer: str) -> dict[str, Chunks]:
-    """The chunks of a layer's mean, variance and count, one chunk each."""
+    """The chunks of a layer's mean, variance and count, one chunk each.
+
+    Those of a packed layer are packed too: a slot that no row fills has no mean.
+    """
     moments = ArraySpec(shape=(manifest.dim,), dtype="float64")
     specs = {"mean": moments, "variance": moments, "count": ArraySpec(shape=(), dtype="int64")}
-    rows = manifest.vectors
+    rows, packed = manifest.vectors, f"hidden/{layer}" in (manifest.packed or ())
     return {
-        entry: folder.chunks(f"stats/{layer}/{entry}", rows, rows, spec)
+        entry: folder.chunks(
+            f"stats/{layer}/{entry}", rows, rows, spec, packed=packed and bool(spec.shape)
+        )
         for entry, spec in specs.items()
     }
 
@@ -109,18 +119,20 @@ def create_group(
 
 def create_array(group: zarr.Group, chunks: Chunks) -> zarr.Array[Any]:
     """Create the array that writes these chunks."""
-    return group.create_array(
-        chunks.name,
-        shape=chunks.shape,
-        chunks=chunks.chunk_shape,
-        dtype=chunks.spec.dtype,
-        filters=None,
-        compressors=Crc32cCodec(),
-        fill_value=0,
-        attributes=chunks.spec.attributes,
-        # Without it a chunk of zeros has no file and looks like a lost one.
-        config={"write_empty_chunks": True},
-    )
+    with _without_advice():
+        return group.create_array(
+            chunks.name,
+            shape=chunks.shape,
+            chunks=chunks.chunk_shape,
+            dtype=chunks.spec.dtype,
+            filters=None,
+            serializer=_serializer(chunks),
+            compressors=Crc32cCodec(),
+            fill_value=0,
+            attributes=chunks.spec.attributes,
+            # Without it a chunk of zeros has no file and looks like a lost one.
+            config={"write_empty_chunks": True},
+        )
 
 
 def open_to_write(
@@ -131,12 +143,13 @@ def open_to_write(
     Raises:
         CraftError: an array is missing or has other metadata.
     """
+    by_name = {chunks.name: chunks for chunks in arrays}
     # The setting is not part of an array's metadata, and has to be given again.
     with folder.explain_errors(), zarr.config.set({"array.write_empty_chunks": True}):
         group = zarr.open_group(folder.store, mode="r+", zarr_format=3)
-        opened = {chunks.name: _check_array(folder, group, chunks) for chunks in arrays}
+        opened = {name: _check_array(folder, group, each) for name, each in by_name.items()}
     for name, array in opened.items():
-        if not _is_plain(array):
+        if not _is_as_written(array, by_name[name]):
             raise _broken(folder, f"array {name} is encoded by {_codecs(array)}")
     return group, opened
 
@@ -216,6 +229,8 @@ def _open(folder: CacheFolder) -> OpenedCache:
             raise _broken(folder, f"array {name} is missing")
         if specs[name] != spec:
             raise _broken(folder, f"array {name} does not match the manifest")
+    if unknown := sorted(set(manifest.packed or ()) - specs.keys()):
+        raise _broken(folder, f"array {unknown[0]} is missing")
     arrays = [*row_chunks(folder, manifest, specs).values(), commit_chunks(folder, manifest)]
     for layer in layer_names(manifest) if "hidden" in manifest.kinds else []:
         arrays += stats_chunks(folder, manifest, layer).values()
@@ -298,7 +313,7 @@ def _check_array(folder: CacheFolder, group: zarr.Group, chunks: Chunks) -> zarr
     """Open the array of these chunks; refuse it if its metadata does not describe them."""
     name, spec = chunks.name, chunks.spec
     try:
-        with folder.explain_errors():
+        with folder.explain_errors(), _without_advice():
             array = group[name]
     except CraftError:
         raise
@@ -322,8 +337,8 @@ def _check_array(folder: CacheFolder, group: zarr.Group, chunks: Chunks) -> zarr
 
 
 def _readable(folder: CacheFolder, array: zarr.Array[Any], chunks: Chunks) -> Chunks:
-    """The chunks themselves if they are raw rows, else chunks that zarr decodes."""
-    if _is_plain(array) and f"{chunks.name}/{_key(array, 0)}" == chunks.key(0):
+    """The chunks themselves if they are as craft writes them, else chunks that zarr decodes."""
+    if _is_as_written(array, chunks) and f"{chunks.name}/{_key(array, 0)}" == chunks.key(0):
         return chunks
     # No commit record vouches for the statistics.
     without_record = chunks.name.startswith("stats/")
@@ -349,15 +364,33 @@ def _readable(folder: CacheFolder, array: zarr.Array[Any], chunks: Chunks) -> Ch
         rows=chunks.rows,
         chunk_rows=chunks.chunk_rows,
         spec=chunks.spec,
+        written=chunks,
         decode=decode,
     )
 
 
-def _is_plain(array: zarr.Array[Any]) -> bool:
-    """Whether chunks are little-endian rows and their crc32c, and nothing else."""
+def _serializer(chunks: Chunks) -> BytesCodec | ShardingCodec:
+    """The codec that turns rows into bytes, before their crc32c."""
+    if isinstance(chunks, PackedChunks):
+        return ShardingCodec(chunk_shape=chunks.piece, codecs=[BytesCodec()])
+    return BytesCodec()
+
+
+def _is_as_written(array: zarr.Array[Any], chunks: Chunks) -> bool:
+    """Whether chunks are little-endian rows, packed or not, and their crc32c, and nothing else."""
     codecs = _codecs(array)
+    if isinstance(chunks, PackedChunks):
+        return codecs == [_serializer(chunks).to_dict(), Crc32cCodec().to_dict()]
     names = [codec["name"] for codec in codecs]
     return names == ["bytes", "crc32c"] and "big" not in str(codecs[0].get("configuration"))
+
+
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    """Ignore zarr's advice against a crc32c after packed rows: craft reads those chunks itself."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Combining a `sharding_indexed` codec")
+        yield
 
 
 def _codecs(array: zarr.Array[Any]) -> list[dict[str, Any]]:

@@ -63,9 +63,10 @@ class JoinPlan:
         return sum(int((~keep).sum()) for keep in self.keep)
 
     @property
-    def bytes_per_row(self) -> int:
-        """Bytes of a row over all arrays."""
-        return sum(spec.row_bytes for spec in self.arrays.values())
+    def total_bytes(self) -> int:
+        """Bytes of all rows, about."""
+        each = zip(self.sources, self.keep, strict=True)
+        return sum(source.row_bytes() * int(keep.sum()) for source, keep in each)
 
 
 def plan_join(paths: Sequence[Location], *, keep_duplicates: bool = False) -> JoinPlan:
@@ -98,6 +99,7 @@ def plan_join(paths: Sequence[Location], *, keep_duplicates: bool = False) -> Jo
             _manifest(sources, selected),
             rows_per_chunk=rows_per_chunk(widest, len(selected)),
             made=_made(sources, keep),
+            packed=_packed(sources, arrays),
         ),
         tasks=tasks,
         arrays=arrays,
@@ -116,6 +118,14 @@ def _arrays(sources: Sequence[CacheReader]) -> dict[str, ArraySpec]:
         if not name.startswith(DIGESTS)
         or all(name in s.array_names() and s.spec(name) == spec for s in sources)
     }
+
+
+def _packed(
+    sources: Sequence[CacheReader], arrays: Mapping[str, ArraySpec]
+) -> tuple[str, ...] | None:
+    """The arrays that are packed in some part."""
+    packed = {name for source in sources for name in source.manifest.packed or ()}
+    return tuple(sorted(packed & arrays.keys())) or None
 
 
 def join_caches(
@@ -311,6 +321,7 @@ _MAY_DIFFER = frozenset(
         "made",
         "stats_digests",
         "decoder",
+        "packed",
     }
 )
 _TEACHER_MAY_DIFFER = frozenset({"source", "revision"})

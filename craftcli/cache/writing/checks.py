@@ -21,6 +21,11 @@ def check_arrays(manifest: Manifest, arrays: Mapping[str, ArraySpec]) -> None:
         for name, spec in required.items()
         if arrays.get(name) != spec
     ]
+    problems += [
+        f"{name} is packed and must have two axes or more in a row, got {arrays.get(name)}"
+        for name in manifest.packed or ()
+        if name not in arrays or len(arrays[name].shape) < 2
+    ]
     for name in arrays:
         if name == "commit" or name.startswith("stats/"):
             problems.append(f"{name} is a name craft writes itself")

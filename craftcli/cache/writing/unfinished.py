@@ -19,6 +19,7 @@ from craftcli.cache.reading.prefetch import is_fetched, map_over
 from craftcli.cache.stats import LayerStats, Moments
 from craftcli.cache.storage.base import NOT_RESUMABLE, SETTINGS_FILE, CacheFolder
 from craftcli.cache.storage.chunks import ArraySpec, Chunks, DamagedChunkError, commit_record
+from craftcli.cache.storage.packed_chunks import PackedChunks
 from craftcli.cache.storage.zarr_layout import (
     commit_chunks,
     create_array,
@@ -120,14 +121,23 @@ class UnfinishedCache:
             return False
 
     def write(
-        self, arrays: Mapping[str, Any], where: slice, rows: Mapping[str, npt.NDArray[Any]]
+        self, arrays: Mapping[str, Any], chunk: int, rows: Mapping[str, npt.NDArray[Any]]
     ) -> None:
-        """Write rows to every one of zarr's arrays."""
+        """Write the rows of a chunk to every one of zarr's arrays."""
+        where = self.manifest.chunk_rows(chunk)
 
         def write_one(chunks: Chunks) -> None:
-            arrays[chunks.name][where] = rows[chunks.name]
+            self.write_rows(arrays[chunks.name], chunks, where, rows[chunks.name])
 
         self._of_all(write_one)
+
+    def write_rows(self, array: Any, chunks: Chunks, where: slice, rows: npt.NDArray[Any]) -> None:
+        """Write the rows `where`, which are one chunk, to zarr's array of these chunks."""
+        if isinstance(chunks, PackedChunks):
+            # Zarr would write the same pieces in another order.
+            self.folder.write(chunks.key(where.start // chunks.chunk_rows), chunks.encode(rows))
+        else:
+            array[where] = rows
 
     def commit_record(self, chunk: int) -> int:
         """Compute the commit record of a chunk that is written."""

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy.typing as npt
 
-from craftcli.cache.format import FORMAT_VERSION, Manifest, layer_names
+from craftcli.cache.format import Manifest, layer_names, version_of
 from craftcli.cache.storage.base import BuildLock, Destination
 from craftcli.cache.storage.by_location import open_destination
 from craftcli.cache.storage.chunks import ArraySpec
@@ -95,7 +95,10 @@ class CacheWriter:
         unfinished = UnfinishedCache(
             folder=destination.folder,
             manifest=replace(
-                manifest, format_version=FORMAT_VERSION, complete=False, stats_digests=None
+                manifest,
+                format_version=version_of(manifest),
+                complete=False,
+                stats_digests=None,
             ),
             arrays=dict(sorted(arrays.items())),
             tasks=tasks,
@@ -157,7 +160,7 @@ class CacheWriter:
         check_layout(unfinished.arrays, where.stop - where.start, len(unfinished.tasks), rows)
         check_finite(self.manifest, where.start, rows)
         with unfinished.folder.explain_errors(unfinished.total_bytes):
-            unfinished.write(self._arrays, where, rows)
+            unfinished.write(self._arrays, chunk, rows)
             unfinished.folder.make_durable(
                 chunks.key(chunk) for chunks in unfinished.chunks.values()
             )
@@ -207,13 +210,15 @@ class CacheWriter:
 
     def _write_stats(self) -> dict[str, str]:
         """Write the statistics of every layer; return their digests."""
-        folder, written = self._unfinished.folder, list[str]()
+        unfinished, written = self._unfinished, list[str]()
+        folder = unfinished.folder
         digests = {}
         for layer in layer_names(self.manifest) if "hidden" in self.manifest.kinds else []:
-            result = self._unfinished.layer_stats(layer)
+            result = unfinished.layer_stats(layer)
             digests[layer] = result.digest()
             for entry, chunks in stats_chunks(folder, self.manifest, layer).items():
-                create_array(self._group, chunks)[:] = getattr(result, entry)
+                array, values = create_array(self._group, chunks), getattr(result, entry)
+                unfinished.write_rows(array, chunks, slice(0, chunks.rows), values)
                 folder.make_durable([chunks.key(0)])
                 written.append(chunks.name)
         folder.make_durable(metadata_files(written))

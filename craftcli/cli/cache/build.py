@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from craftcli.cache.build.build import BuildPlan, BuildReport
     from craftcli.policies.lerobot.checkpoint import Checkpoint
 
+_LARGE = 100_000_000
+"""Bytes of a cache from which on it is said what would make it smaller."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to `craft cache`."""
@@ -90,7 +93,7 @@ def build(source: Source[CacheConfig], output: Output) -> None:
         _announce(plan, config, output)
         require_space(
             config.output,
-            plan.total_bytes,
+            plan.size.total_bytes,
             what="the cache",
             fix="free some space, choose another disk with --output, or lower --samples.",
         )
@@ -194,10 +197,14 @@ def _warn_of_invalid(report: "BuildReport", output: Output) -> None:
 def _announce(plan: "BuildPlan", config: CacheConfig, output: Output) -> None:
     recipe = plan.recipe
     layers = ", ".join(f"{n} ({n - recipe.layer_count})" for n in recipe.layers)
+    total = plan.size.total_bytes
     output.say(
-        f"Storing {plan.rows} rows of about {size(plan.bytes_per_row)}, "
-        f"{size(plan.total_bytes)} in all, to {config.output}"
+        f"Storing {plan.rows} rows of about {size(plan.size.row_bytes)}, "
+        f"{size(total)} in all, to {config.output}"
     )
+    ways = [f"{option} (about {size(less)})" for option, less in plan.smaller.items()]
+    if ways and total >= _LARGE:
+        output.note(f"Options that store less: {', '.join(ways)}.")
     if plan.statistics.changed:
         output.say(f"Statistics: {' '.join(plan.statistics.sentences())}")
     for remark in plan.statistics.remarks():

@@ -22,7 +22,8 @@ def show_summary(summary: "CacheSummary", output: Output) -> None:
         layers = {
             "Layers": f"{', '.join(map(str, summary.layers))} of {summary.layer_count} "
             f"in stack {summary.stack}",
-            "Pooling": f"{summary.pooling}: {summary.vectors} vectors of {summary.dim} a layer",
+            "Pooling": f"{summary.pooling}: {summary.vectors} vectors of {summary.dim} a layer"
+            + _filled(summary),
         }
     sealed = _sealed({"statistics": summary.stats_sealed, "frames": summary.frames_sealed})
     output.table(
@@ -69,6 +70,12 @@ def _sealed(parts: dict[str, bool | None]) -> str:
     no = [name for name, sealed in parts.items() if sealed is False]
     older = f"not {' and '.join(no)}: a craft that wrote no digests of them built the cache"
     return "; ".join([" and ".join(yes)] * bool(yes) + [older] * bool(no))
+
+
+def _filled(summary: "CacheSummary") -> str:
+    """How many of the vectors of a row are there, where many are not."""
+    filled = summary.layer_norms[0].count / max(1, summary.valid_rows)
+    return f", {filled:.1f} of them filled" if filled < summary.vectors else ""
 
 
 def _show_made_rows(made: "MadeRowsSummary", output: Output) -> None:

@@ -47,7 +47,7 @@ def merge(
         open_destination(output_path).check(overwrite=overwrite, resume=False)
         plan = plan_join(paths, keep_duplicates=keep_duplicates)
         rows = plan.manifest.rows
-        output.say(f"Writing {rows} rows, {size(rows * plan.bytes_per_row)}, to {output_path}")
+        output.say(f"Writing {rows} rows, {size(plan.total_bytes)}, to {output_path}")
         with output.progress(rows, "rows", "Joining") as advance:
             report = join_caches(plan, output_path, overwrite=overwrite, on_rows=advance)
         counts = " + ".join(map(str, report.source_rows))

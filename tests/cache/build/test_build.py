@@ -100,4 +100,4 @@ def test_progress_counts_every_row(teacher: Any, old_data: Any, tmp_path: Path) 
     assert done == [4, 4, 2]
     (plan,) = plans
     size = sum(f.stat().st_size for f in output.rglob("c/**/*") if f.is_file())
-    assert plan.total_bytes == pytest.approx(size, rel=0.25)
+    assert plan.size.total_bytes == pytest.approx(size, rel=0.25)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from craftcli.cache.reading.reader import CacheReader
-from craftcli.cache.storage.chunk_files import ChunkFiles
+from craftcli.cache.storage.chunks import Chunks
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -19,9 +19,9 @@ def flips(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return flips
 
 
-@pytest.fixture
-def cache(flips: ModuleType, tmp_path: Path) -> Path:
-    flips.make_cache(tmp_path / "anchors.zarr")
+@pytest.fixture(params=["whole rows", "packed rows"])
+def cache(flips: ModuleType, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    flips.make_cache(tmp_path / "anchors.zarr", packed=request.param == "packed rows")
     return tmp_path / "anchors.zarr"
 
 
@@ -46,6 +46,6 @@ def test_without_checksums_flips_are_missed(
     def no_check(*_: Any) -> None:
         pass
 
-    monkeypatch.setattr(ChunkFiles, "check_ending", no_check)
+    monkeypatch.setattr(Chunks, "check_ending", no_check)
     missed = flips.count_missed(cache, 10)
     assert min(missed.values()) > 0

@@ -32,16 +32,17 @@ ENCODINGS: dict[str, dict[str, Any]] = {
 Values = npt.NDArray[Any]
 
 
-def write(path: Path, *, rows: int = 20, chunk: int = 8) -> Values:
-    """A cache of two layers [rows, 2, 16] float16; its hidden states."""
+def write(path: Path, *, rows: int = 20, chunk: int = 8, packed: bool = False) -> Values:
+    """A cache of two layers [rows, 2, 16] float16 with some empty rows; its hidden states."""
     sys.path.insert(0, str(BENCHMARKS))
     try:
         from synthetic import activations, write_cache
     finally:
         sys.path.remove(str(BENCHMARKS))
     hidden: Values = activations(rows, 2, 16)
+    hidden[1::5] = 0
     tokens = np.arange(rows * 3).reshape(rows, 3)
-    write_cache(path, hidden, {"inputs/tokens": tokens}, chunk=chunk)
+    write_cache(path, hidden, {"inputs/tokens": tokens}, chunk=chunk, packed=packed)
     return hidden
 
 
@@ -128,6 +129,22 @@ def test_any_rows_of_any_shape(
         wanted = np.array(data.draw(st.lists(st.integers(0, rows - 1), max_size=9)), np.int64)
         reader = CacheReader.open(path, memory=memory)
         np.testing.assert_array_equal(reader.read("hidden/vlm.17", wanted), hidden[wanted, 1])
+
+
+@pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
+@pytest.mark.parametrize("encoding", ["zstd and crc32c", "big endian"])
+def test_packed_rows_may_be_encoded_anew(tmp_path: Path, encoding: str) -> None:
+    hidden = write(tmp_path / "a.zarr", packed=True)
+    path = encode_anew(
+        tmp_path / "a.zarr", tmp_path / "b.zarr", ENCODINGS[encoding], lambda _: True
+    )
+    reader = CacheReader.open(path)
+    assert reader.verify() == []
+    np.testing.assert_array_equal(reader.read_all("hidden/vlm.17"), hidden[:, 1])
+    file = path / "hidden/vlm.17/c/1/0/0"
+    file.unlink()
+    with pytest.raises(CraftError, match=r"chunk 1 \(rows 8 to 15\)"):
+        CacheReader.open(path).read("hidden/vlm.17", np.array([9]))
 
 
 def test_everything_may_be_compressed_if_the_statistics_keep_their_checksum(

@@ -10,7 +10,7 @@ import pytest
 from made.rows import random_rows, write_rows
 from safetensors import safe_open
 
-from craftcli.cache.format import FORMAT_VERSION, MadeRows
+from craftcli.cache.format import UNPACKED_VERSION, MadeRows
 from craftcli.cache.reading.reader import CacheReader
 from craftcli.cache.storage.chunks import ArraySpec
 from craftcli.cache.storage.zarr_layout import required_arrays
@@ -103,7 +103,7 @@ def test_frames_and_variations_are_joined(tmp_path: Path) -> None:
         assert [p for p, s in zip(partners, seeds, strict=True) if s < 0] == [
             i for i, s in zip(index, seeds, strict=True) if s < 0
         ]
-        assert joined.manifest.format_version == FORMAT_VERSION
+        assert joined.manifest.format_version == UNPACKED_VERSION
         assert joined.manifest.made is not None
         assert joined.manifest.made.rows == 2
         assert joined.verify() == []
@@ -120,7 +120,7 @@ def test_several_ways_are_all_named(tmp_path: Path) -> None:
 
 def test_caches_of_frames_alone_stay_in_the_old_format(tmp_path: Path) -> None:
     _, joined = join(make(tmp_path / "a", [1, 2]), make(tmp_path / "b", [3, 2]))
-    assert joined.manifest.format_version == FORMAT_VERSION
+    assert joined.manifest.format_version == UNPACKED_VERSION
     assert "made" not in joined.manifest.to_json()
     assert not set(VARIATIONS) & set(joined.array_names())
 

@@ -39,12 +39,13 @@ TASKS = ["push the cube", "öffne die Tür"]
 OTHER = replace(TEACHER, weights_digest="x")
 INPUTS = {"inputs/image": ArraySpec(shape=(3, 2, 2), dtype="uint8")}
 
-# The last chunk is not full.
+# The last chunk is not full, and one of the layers is packed.
 make_begun = functools.partial(
     make_manifest,
     complete=False,
     rows=CHUNKS * 3 - 1,
     rows_per_chunk=3,
+    packed=("hidden/vlm.3",),
     versions={"torch": "2.10"},
 )
 

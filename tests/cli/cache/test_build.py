@@ -49,11 +49,22 @@ def inspected(craft: Callable[..., Any], path: Path, *options: str) -> dict[str,
 def test_build_estimates_the_size_before_it_writes(built: tuple[Any, Path]) -> None:
     result, path = built
     plan, what, done = result.stdout.splitlines()
-    assert plan.startswith("Storing 16 rows of about 8.3 KiB, 132.6 KiB in all, to ")
+    assert plan.startswith("Storing 16 rows of about 8.3 KiB, 154.6 KiB in all, to ")
     assert what == ("Layers 2 (-2), 3 (-1) of 4 in stack vlm, pooling action_tokens, float32")
     assert done.startswith(f"Wrote {path}: 16 rows, ")
     assert (path / "zarr.json").is_file()
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_a_large_build_names_options_that_store_less(
+    craft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "store less" not in craft(*BUILD).stderr
+    monkeypatch.setattr("craftcli.cli.cache.build._LARGE", 100_000)
+    told = " ".join(craft(*BUILD, "--overwrite").stderr.split())
+    assert "Options that store less: --dtype bfloat16 (about 110.6 KiB), --pooling" in told
+    assert "--layers -1 (about " in told
+    assert "--samples 8 (about " in told
 
 
 def test_build_says_that_it_uses_the_demo(built: tuple[Any, Path]) -> None:

@@ -89,13 +89,14 @@ def tree(path: Location) -> dict[str, bytes]:
     return {name: bytes(obstore.get(store, name).bytes()) for name in names}
 
 
-# The last chunk is not full.
+# The last chunk is not full, the hidden states are packed.
 make_begun = partial(
     make_manifest,
     complete=False,
     rows=CHUNKS * 3 - 1,
     rows_per_chunk=3,
     layers=(3,),
+    packed=("hidden/vlm.3",),
     versions={"torch": "2.10"},
 )
 

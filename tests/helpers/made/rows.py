@@ -16,7 +16,10 @@ Rows = dict[str, NDArray[Any]]
 
 
 def random_rows(manifest: Manifest, arrays: Mapping[str, ArraySpec], seed: int = 0) -> Rows:
-    """All rows of a cache: hidden states of any size, zeros and ones elsewhere."""
+    """All rows of a cache: hidden states of any size, zeros and ones elsewhere.
+
+    Every other row of a packed array is empty.
+    """
     rng = np.random.default_rng(seed)
     rows: Rows = {}
     for name, spec in arrays.items():
@@ -25,17 +28,22 @@ def random_rows(manifest: Manifest, arrays: Mapping[str, ArraySpec], seed: int =
             rows[name] = encode(rng.normal(size=shape).astype(np.float32), manifest.dtype)
         else:
             rows[name] = rng.integers(0, 2, shape).astype(spec.dtype)
+        if name in (manifest.packed or ()):
+            rows[name][::2] = 0
     return rows
 
 
 def rows_of_chunk(manifest: Manifest, arrays: Mapping[str, ArraySpec], chunk: int) -> Rows:
-    """The rows of one chunk alone, by its number."""
+    """The rows of one chunk alone, by its number; every other one of a packed array is empty."""
     where = manifest.chunk_rows(chunk)
     rng = np.random.default_rng(chunk)
-    return {
+    rows = {
         name: rng.integers(0, 2, (where.stop - where.start, *spec.shape)).astype(spec.dtype)
         for name, spec in arrays.items()
     }
+    for name in manifest.packed or ():
+        rows[name][::2] = 0
+    return rows
 
 
 def write_rows(

@@ -33,7 +33,7 @@ def set_manifest(**changes: Any) -> Callable[[dict[str, Any]], None]:
         (lambda attributes: attributes["craft"].pop("dim"), "field dim is missing"),
         (set_manifest(dimm=3), "field dimm is unknown"),
         (set_manifest(dim="3"), "field dim is '3', not an integer"),
-        (set_manifest(format_version="2.0"), "newer craft"),
+        (set_manifest(format_version="3.0"), "newer craft"),
         (set_manifest(complete=False), "is incomplete"),
         (set_manifest(rows=11), "has the shape"),
         (set_manifest(rows_per_chunk=5), "has chunks of"),

@@ -28,13 +28,26 @@ from craftcli.errors import CraftError
     chunk=st.integers(1, 14),
     vectors=st.integers(1, 3),
     dim=st.integers(1, 5),
+    packed=st.sampled_from([None, ("hidden/vlm.2",), ("hidden/vlm.2", "hidden/vlm.3")]),
     data=st.data(),
 )
 def test_what_is_written_is_read(
-    dtype: str, rows: int, chunk: int, vectors: int, dim: int, data: st.DataObject
+    dtype: str,
+    rows: int,
+    chunk: int,
+    vectors: int,
+    dim: int,
+    packed: tuple[str, ...] | None,
+    data: st.DataObject,
 ) -> None:
     manifest = make_manifest(
-        rows=rows, rows_per_chunk=min(rows, chunk), vectors=vectors, dim=dim, dtype=dtype
+        rows=rows,
+        rows_per_chunk=min(rows, chunk),
+        vectors=vectors,
+        dim=dim,
+        dtype=dtype,
+        packed=packed,
+        format_version="2.0" if packed else "1.3",
     )
     order = np.array(data.draw(st.lists(st.integers(0, rows - 1), max_size=20)), np.int64)
     written = make_rows(manifest)
