@@ -25,6 +25,7 @@ from craftcli.policies.base import Policy, PolicyAdapter
 from craftcli.policies.families.any_policy import PathAdapter
 from craftcli.policies.families.registry import adapter_for, register_policy_plugins
 from craftcli.policies.layer_paths import is_path
+from craftcli.policies.lerobot.loading import check_filled, read_once
 from craftcli.policies.lerobot.lora_files import (
     LORA_CONFIG,
     LORA_WEIGHTS,
@@ -32,7 +33,6 @@ from craftcli.policies.lerobot.lora_files import (
     base_of,
     lora_state,
 )
-from craftcli.policies.lerobot.loading import check_filled, read_once
 from craftcli.policies.lerobot.policy_files import check_policy_files
 from craftcli.policies.lerobot.processor_files import open_processors
 from craftcli.policies.lerobot.remote_code import remote_code
