@@ -34,17 +34,13 @@ def test_all_benchmarks_are_named(benchmarks: Any) -> None:
     assert tuple(benchmarks.MODULES) == NAMES
 
 
-def test_every_command_runs_on_the_small_versions_of_the_other_sizes(benchmarks: Any) -> None:
-    """The first is among the benchmarks above."""
+def test_every_command_runs_with_lora_weights(benchmarks: Any) -> None:
+    """Without them they run among the benchmarks above."""
     import real_size
 
-    for measured in real_size.measure_all(real_size.NAMES[1:], quick=True):
-        assert [command.name for command in measured.commands] == [
-            "build",
-            "inspect",
-            "dryrun",
-            "train",
-        ]
+    (measured,) = real_size.measure_all(["pi0_fast"], quick=True)
+    commands = [command.name for command in measured.commands]
+    assert commands == ["build", "inspect", "dryrun", "train"]
 
 
 def test_a_row_shows_its_range_and_its_bound(benchmarks: Any) -> None:

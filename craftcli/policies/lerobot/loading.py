@@ -68,8 +68,8 @@ class SavedTensor(Tensor):
     @staticmethod
     def __new__(cls, like: Tensor, read: Callable[[], Tensor]) -> "SavedTensor":
         """A tensor that `read` reads, with the shape and the dtype of `like`."""
-        made: SavedTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, like.shape, dtype=like.dtype, device="cpu"
+        made: SavedTensor = torch.Tensor._make_wrapper_subclass(
+            cls, like.shape, dtype=like.dtype, device=torch.device("cpu")
         )
         made._read = read
         return made
@@ -78,7 +78,7 @@ class SavedTensor(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]  # torch declares a plain function
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Compute with what is in the file; a copy or a view of all of it stays unread."""
