@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def grow_layers(folder: Path, *, quick: bool) -> list[Curve]:
         retention = bench.retention(
             f"layers-{count}", TrainConfig(mode="hidden"), kind="hidden", layers=layers
         )
-        ways[count] = lambda retention=retention: bench.craft(retention)
+        ways[count] = partial(bench.craft, retention)
     return [_curve("layers", "a step that holds them", ways, rounds=2 if quick else 10)]
 
 
@@ -113,7 +114,7 @@ def grow_parameters(folder: Path, *, quick: bool) -> list[Curve]:
         smallest = smallest or count
         factor = round(count / smallest)
         theirs[factor] = bench.lerobot
-        ours[factor] = lambda bench=bench, retention=retention: bench.craft(retention)
+        ours[factor] = partial(bench.craft, retention)
     rounds = 2 if quick else 10
     return [
         _curve("times the parameters", "LeRobot's step", theirs, rounds=rounds),
@@ -148,7 +149,8 @@ def _step_s(folder: Path, processes: int, *, steps: int) -> float:
         capture_output=True,
     )
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    return statistics.median(json.loads(line)["update_s"] for line in lines[1:])
+    taken: list[float] = [json.loads(line)["update_s"] for line in lines[1:]]
+    return statistics.median(taken)
 
 
 def _curve(of: str, cost: str, ways: Mapping[int, Callable[[], object]], *, rounds: int) -> Curve:

@@ -25,7 +25,7 @@ from lerobot.policies.pi0_fast.modeling_pi0_fast import PI0FastPolicy
 from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
 from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
 from tiny import act, diffusion, smolvla
-from tiny.world import ACTIONS, TASKS, input_features, output_features, save, write_dataset
+from tiny.world import ACTIONS, PX, TASKS, input_features, output_features, save, write_dataset
 from train_step import QUICK, make_policy
 
 from craftcli.demo.tokenizers import (
@@ -172,7 +172,7 @@ def _common(*, cameras: int, px: int) -> dict[str, Any]:
     }
 
 
-def _write(folder: Path, policy: Any, **images: int) -> World:
+def _write(folder: Path, policy: Any, *, px: int = PX) -> World:
     save(folder / "policy", policy)
-    data = write_dataset(folder / "data", frames=FRAMES, **images)
+    data = write_dataset(folder / "data", frames=FRAMES, px=px)
     return World(policy=folder / "policy", dataset=str(data))
