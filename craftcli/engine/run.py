@@ -35,7 +35,7 @@ from craftcli.engine.retention.gradient_reach import (
 )
 from craftcli.engine.retention.opening import open_live_anchors, open_terms
 from craftcli.engine.retention.self_check import SelfCheck, require_self_check, self_check
-from craftcli.engine.retention.terms import RetentionTerms
+from craftcli.engine.retention.terms import PROBE_ROWS, RetentionTerms
 from craftcli.engine.run_folder import (
     check_output,
     claim_output,
@@ -130,8 +130,8 @@ class OpenedRun:
         return next((text for text in found if text), None)
 
     def sample_batch(self) -> Batch:
-        """A batch of the first samples, to try the policy on."""
-        rows = list(range(min(self.config.batch_size, len(self.dataset))))
+        """A batch of a few samples, spread over the data, to try the policy on."""
+        rows = [number * len(self.dataset) // PROBE_ROWS for number in range(PROBE_ROWS)]
         preprocess = task_preprocessor(self.student, self.dataset)
         batch: Batch = preprocess(read_rows(self.dataset, rows))
         return batch
@@ -303,11 +303,12 @@ def check_reach(run: OpenedRun, terms: RetentionTerms) -> tuple[GradientReach, O
     Freezes what is downstream, if the settings say so or leave it open and it is a small part.
     """
     student = run.student
-    reach = find_reach(student.policy, student.adapter, terms, run.sample_batch())
     chosen = run.config.freeze_downstream
     if chosen is None and run.resumed:
         # What the run did before counts, not what the weights of today suggest.
         chosen = run.resumed.state.get("froze_downstream")
+    sample = run.sample_batch()
+    reach = find_reach(student.policy, student.adapter, terms, sample, only_free=not chosen)
     frozen = reach.freezes(chosen)
     require_reach(reach, frozen=frozen)
     if frozen:

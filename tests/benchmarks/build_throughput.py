@@ -22,6 +22,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 import typer
+from table import Row
 
 from craftcli.cli.quiet import quiet_libraries
 
@@ -45,6 +46,31 @@ def wide_teacher(folder: Path, width: int) -> Any:
     config.width, config.mlp_dim, config.head_dim, config.depth = width, 4 * width, width // 4, 8
     TinyPI0FastPolicy(config).save_pretrained(folder)
     return load_checkpoint(str(folder), device="cpu")
+
+
+def rows(*, quick: bool) -> list[Row]:
+    """The teacher's bare loop over a build, for layers that need all of the teacher."""
+    demo = CacheConfig()
+    dataset = open_anchor_data(demo, open_policy(demo))
+    settings = {
+        "kind": "hidden",
+        "samples": 16 if quick else 640,
+        "batch_size": 8 if quick else 32,
+        "layers": "-2,-1",
+        "pooling": Pooling.ACTION_TOKENS,
+        "actions": "data",
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        teacher = wide_teacher(Path(scratch) / "teacher", 64 if quick else 512)
+        output = Path(scratch) / "a.zarr"
+        ratio = measure(teacher, dataset, settings, 1 if quick else 3, output, decoding=False)
+    return [
+        Row(
+            compared="build: a build / the teacher's bare loop",
+            measure="wall clock",
+            ratio=1 / ratio,
+        )
+    ]
 
 
 def main(samples: int = 640, batch_size: int = 32, rounds: int = 2, width: int = 512) -> None:

@@ -14,33 +14,35 @@ from pathlib import Path
 import numpy as np
 import torch
 from synthetic import Values, activations, print_machine, size_on_disk, write_cache
+from table import Row
 
 ROWS, CAMERAS, PIXELS, TOKENS, SHARD_ROWS = 400, 2, 224, 200, 100
+PROTOTYPE = "prototype, .pt shards"
 
 
-def make_images() -> Values:
+def make_images(rows: int) -> Values:
     """Smooth pictures with some noise, [rows, cameras, 3, height, width] uint8."""
     rng = np.random.default_rng(0)
-    coarse = torch.from_numpy(rng.random((ROWS * CAMERAS, 3, 8, 8), np.float32))
+    coarse = torch.from_numpy(rng.random((rows * CAMERAS, 3, 8, 8), np.float32))
     smooth = torch.nn.functional.interpolate(coarse, PIXELS, mode="bicubic").clamp(0, 1)
     images = smooth.mul(255).round().to(torch.uint8).numpy()
     noise = rng.integers(0, 4, images.shape, np.uint8)
     mixed: Values = images // 2 + noise
-    return mixed.reshape(ROWS, CAMERAS, 3, PIXELS, PIXELS)
+    return mixed.reshape(rows, CAMERAS, 3, PIXELS, PIXELS)
 
 
-def make_tokens() -> dict[str, Values]:
+def make_tokens(rows: int) -> dict[str, Values]:
     """Prompt tokens and their mask as the preprocessor gives them."""
     rng = np.random.default_rng(1)
-    mask = np.arange(TOKENS) < rng.integers(20, TOKENS, (ROWS, 1))
+    mask = np.arange(TOKENS) < rng.integers(20, TOKENS, (rows, 1))
     return {"inputs/tokens": rng.integers(0, 257_152, mask.shape) * mask, "inputs/mask": mask}
 
 
 def write_prototype(folder: Path, images: Values, tokens: dict[str, Values]) -> None:
     """Shards as the prototype for pi0_fast writes them."""
     folder.mkdir()
-    hidden = activations(ROWS, 2, 2048, "float32")
-    for number, start in enumerate(range(0, ROWS, SHARD_ROWS)):
+    hidden = activations(len(images), 2, 2048, "float32")
+    for number, start in enumerate(range(0, len(images), SHARD_ROWS)):
         where = slice(start, start + SHARD_ROWS)
         shard = {
             "pixel_values": torch.from_numpy(images[where].astype(np.float32) / 255),
@@ -65,20 +67,35 @@ def write_craft(folder: Path, images: Values, tokens: dict[str, Values]) -> dict
     paths = {name: folder / f"{number}.zarr" for number, name in enumerate(kinds)}
     for name, (dtype, inputs) in kinds.items():
         # Whole chunks, so that no padding is counted that a larger cache would not have.
-        write_cache(paths[name], activations(ROWS, 2, 2048, dtype), inputs, chunk=50)
+        write_cache(paths[name], activations(len(images), 2, 2048, dtype), inputs, chunk=50)
     return paths
 
 
-def main() -> None:
-    """Write everything once and print the sizes."""
-    print_machine()
-    images, tokens = make_images(), make_tokens()
+def measure(count: int) -> dict[str, float]:
+    """Bytes a row on disk in every way, each written once."""
+    images, tokens = make_images(count), make_tokens(count)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_prototype(folder / "shards", images, tokens)
-        paths = {"prototype, .pt shards": folder / "shards"} | write_craft(folder, images, tokens)
-        sizes = {way: size_on_disk(path) / ROWS for way, path in paths.items()}
-    first = sizes["prototype, .pt shards"]
+        paths = {PROTOTYPE: folder / "shards"} | write_craft(folder, images, tokens)
+        return {way: size_on_disk(path) / count for way, path in paths.items()}
+
+
+def rows(*, quick: bool) -> list[Row]:
+    """The size of a row of craft's caches over that of the prototype."""
+    sizes = measure(50 if quick else ROWS)
+    first = sizes.pop(PROTOTYPE)
+    return [
+        Row(compared=f"size: a row of {way} / the prototype's", measure="bytes", ratio=size / first)
+        for way, size in sizes.items()
+    ]
+
+
+def main() -> None:
+    """Print the sizes."""
+    print_machine()
+    sizes = measure(ROWS)
+    first = sizes[PROTOTYPE]
     print(f"\n{'':30}{'bytes a row':>13}{'smaller':>10}")
     for way, size in sizes.items():
         print(f"{way:30}{size:>13,.0f}{first / size:>9.1f}x")

@@ -10,11 +10,13 @@ nothing, is the yardstick. Opening, which does not depend on the number of rows,
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import ways
 from synthetic import Values, activations, drop_page_cache, median_s, print_machine, size_on_disk
+from table import Row
 
 BATCH = 16
 Opener = Callable[[], ways.Read]
@@ -83,19 +85,73 @@ def epoch_s(
     return {name: float(np.median(taken)) for name, taken in times.items()}
 
 
-def report(title: str, hidden: Values, repeats: int, slow: int) -> None:
-    """Measure one kind of rows and print its table."""
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Seconds of every way by what was read, and bytes on disk over raw bytes."""
+
+    batch: dict[str, float]
+    cold: dict[str, float]
+    """The first epoch, from disk."""
+    warm: dict[str, float]
+    """The first epoch, from the page cache."""
+    sizes: dict[str, float]
+    opened: float
+
+
+def measure(hidden: Values, repeats: int, slow: int, *, epochs: int = 7) -> Measured:
+    """Measure one kind of rows in every way."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         openers = write_all(folder, hidden)
         check(hidden, openers)
         batch = batch_s(openers, len(hidden), repeats, slow)
-        cold = epoch_s(folder, openers, len(hidden), cold=True, repeats=7)
-        warm = epoch_s(folder, openers, len(hidden), cold=False, repeats=7)
+        cold = epoch_s(folder, openers, len(hidden), cold=True, repeats=epochs)
+        warm = epoch_s(folder, openers, len(hidden), cold=False, repeats=epochs)
         files = {"numpy memmap": "memmap.bin", "safetensors": "rows.safetensors"}
         files |= {".pt shards": "shards", "craft, ram": "anchors.zarr"}
         opened = median_s({"craft": openers["craft, ram"]}, 5)["craft"]
         sizes = {way: size_on_disk(folder / file) / hidden.nbytes for way, file in files.items()}
+    return Measured(batch=batch, cold=cold, warm=warm, sizes=sizes, opened=opened)
+
+
+def rows(*, quick: bool) -> list[Row]:
+    """Craft's cache over a memmap, for pooled rows."""
+    hidden = activations(200 if quick else 4000, 2, 64 if quick else 2048)
+    found = measure(hidden, 20 if quick else 1000, 2, epochs=1 if quick else 7)
+    memmap = "numpy memmap"
+    ratios = {
+        f"read: a random batch of {BATCH}": found.batch,
+        "read: the first epoch from disk": found.cold,
+        "read: the first epoch from the page cache": found.warm,
+    }
+    return [
+        *(
+            Row(
+                compared=f"{what}, {way} / {memmap}",
+                measure="wall clock",
+                ratio=seconds[way] / seconds[memmap],
+            )
+            for what, seconds in ratios.items()
+            for way in ("craft, ram", "craft, mmap")
+        ),
+        Row(
+            compared="read: craft's cache on disk / its raw bytes",
+            measure="bytes",
+            ratio=found.sizes["craft, ram"],
+        ),
+    ]
+
+
+def report(title: str, hidden: Values, repeats: int, slow: int) -> None:
+    """Measure one kind of rows and print its table."""
+    found = measure(hidden, repeats, slow)
+    batch, cold, warm, sizes, opened = (
+        found.batch,
+        found.cold,
+        found.warm,
+        found.sizes,
+        found.opened,
+    )
     print(f"\n{title}, {len(hidden)} rows, {hidden.nbytes / 1e6:.0f} MB")
     print(
         f"{'':14}{'batch of 16':>13}{'of memmap':>11}{'.pt / this':>12}"

@@ -23,9 +23,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,8 @@ import torch
 from accelerate import Accelerator
 from lerobot.scripts.lerobot_train import update_policy
 from lerobot.utils.logging_utils import AverageMeter, MetricsTracker
-from train_step import QUICK, Sizes, machine, make_policy
+from table import Row, where
+from train_step import QUICK, Sizes, make_policy
 
 from craftcli.cache.build.build import build_cache
 from craftcli.config.cache import CacheConfig
@@ -61,6 +61,8 @@ from tiny.world import save, write_dataset
 
 CLIP = 1.0
 BATCHES = (8, 32)
+AT_MOST = {8: 1.3, 32: 1.15}
+"""What the default may cost, by the size of the batch."""
 ANCHORS = 32
 FAMILIES = ("pi0_fast", "smolvla", "act", "diffusion")
 
@@ -121,7 +123,7 @@ class Bench:
         meters = {name: AverageMeter(name) for name in ("loss", "grad_norm", "lr", "update_s")}
         self._metrics = MetricsTracker(batch, 1, 1, meters)
         self._cache = folder / "anchors.zarr"
-        if not self._cache.exists():
+        if old is not None and not self._cache.exists():
             build = CacheConfig(
                 samples=min(ANCHORS, len(old)), kind="hidden+action", output=self._cache
             )
@@ -211,6 +213,36 @@ def _ratios(mine: list[float], theirs: list[float]) -> list[float]:
     return [sum(mine[ten]) / sum(theirs[ten]) for ten in tens]
 
 
+def measure_all(families: Sequence[str], *, quick: bool, tens: int) -> list[Cost]:
+    """The ratios of all families and sizes of batch."""
+    found = []
+    for family in families:
+        with tempfile.TemporaryDirectory() as folder:
+            world = World(family, Path(folder), quick=quick)
+            for batch in BATCHES[:1] if quick else BATCHES:
+                bench = Bench(world.student, world.old, world.new, batch, Path(folder))
+                found += measure(family, batch, bench, tens=1 if quick else tens)
+    return found
+
+
+def rows(*, quick: bool) -> list[Row]:
+    """What the default costs for each family; `quick` has one."""
+    costs = measure_all(FAMILIES[-1:] if quick else FAMILIES, quick=quick, tens=3)
+    return [
+        Row(
+            compared=f"default: {cost.family} of {cost.millions:.1f}M, batch of {cost.batch}, "
+            f"{cost.anchors} anchors / LeRobot",
+            measure="processor time",
+            ratio=cost.processor,
+            least=cost.least,
+            largest=cost.largest,
+            at_most=AT_MOST[cost.batch],
+        )
+        for cost in costs
+        if cost.variant == "default"
+    ]
+
+
 def main() -> None:
     """Measure, and print a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -219,21 +251,12 @@ def main() -> None:
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    found = []
-    for family in arguments.families.split(","):
-        with tempfile.TemporaryDirectory() as folder:
-            world = World(family, Path(folder), quick=arguments.quick)
-            for batch in BATCHES[:1] if arguments.quick else BATCHES:
-                bench = Bench(world.student, world.old, world.new, batch, Path(folder))
-                tens = 1 if arguments.quick else arguments.tens
-                found += measure(family, batch, bench, tens=tens)
+    families = arguments.families.split(",")
+    found = measure_all(families, quick=arguments.quick, tens=arguments.tens)
     if arguments.json:
         print(json.dumps([asdict(cost) for cost in found], indent=1))
         return
-    print(
-        f"{date.today()}, {os.cpu_count()} cores {machine()}, 1 thread, "
-        f"load {os.getloadavg()[0]:.1f}"
-    )
+    print(f"{where()}, 1 thread")
     print(
         "| policy | parameters | batch | variant | anchors | wall clock | processor time | range |"
     )

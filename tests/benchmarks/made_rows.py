@@ -22,6 +22,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 import torch
 import typer
+from table import Row, row_of
 
 from craftcli.cli.quiet import quiet_libraries
 
@@ -88,6 +89,19 @@ def measure(folder: Path, *, samples: int, batch_size: int, rounds: int) -> Meas
             anchors.read(rows[chosen], device)
             found[name].append((time.perf_counter() - begin) * 1e3)
     return Measured(milliseconds=found)
+
+
+def rows(*, quick: bool) -> list[Row]:
+    """A batch of made rows over one of plain rows."""
+    sizes = (
+        {"samples": 8, "batch_size": 4, "rounds": 2}
+        if quick
+        else {"samples": 64, "batch_size": 16, "rounds": 15}
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        found = measure(Path(scratch), **sizes).milliseconds
+    ratios = [made / plain for made, plain in zip(found[MADE], found[PLAIN], strict=True)]
+    return [row_of("made: a batch made by recipe / of plain rows", "wall clock", ratios)]
 
 
 def main(samples: int = 64, batch_size: int = 16, rounds: int = 15) -> None:

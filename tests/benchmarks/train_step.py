@@ -15,13 +15,12 @@ import collections
 import dataclasses
 import itertools
 import os
-import platform
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from accelerate import Accelerator
 from lerobot.scripts.lerobot_train import update_policy
 from lerobot.utils.logging_utils import AverageMeter, MetricsTracker
 from surgery_memory import operation_peak
+from table import Row, row_of, where
 
 from craftcli.cache.build.build import build_cache
 from craftcli.choices import Mode, Pooling
@@ -168,6 +168,8 @@ class Ratio:
     name: str
     values: tuple[float, ...]
     target: float | None = None
+    rounds: tuple[float, ...] = ()
+    """The ratio of each round by processor time."""
 
     def __str__(self) -> str:
         shown = " | ".join(self._shown(value) for value in self.values)
@@ -203,8 +205,9 @@ class Times:
         values = []
         for seconds in self.clocks:
             rounds = zip(seconds[above], *(seconds[b] for b in below), strict=True)
-            values.append(statistics.median(one / sum(others) for one, *others in rounds))
-        return Ratio(name, tuple(values), target)
+            ratios = tuple(one / sum(others) for one, *others in rounds)
+            values.append(statistics.median(ratios))
+        return Ratio(name, tuple(values), target, ratios)
 
 
 def repeat(step: Callable[[], None]) -> None:
@@ -237,7 +240,7 @@ def compare(bench: Bench, sizes: Sizes, rounds: int) -> list[Ratio]:
         warm_up=sizes.anchors // sizes.batch,
     )
     for name, seconds in times.clocks[0].items():
-        print(f"  {name:9} {1e3 * statistics.median(seconds):8.1f} ms")
+        print(f"  {name:9} {1e3 * statistics.median(seconds):8.1f} ms", file=sys.stderr)
     return [
         times.ratio("`none` / LeRobot", "none", "lerobot", target=1.03),
         times.ratio("`hidden`, K=1 / its parts alone", "hidden", "lerobot", "anchors", target=1.05),
@@ -265,6 +268,24 @@ def memory(bench: Bench, retention: Retention) -> list[Ratio]:
     ]
 
 
+def rows(*, quick: bool) -> list[Row]:
+    """The ratios of time by processor time, and those of memory."""
+    sizes = QUICK if quick else Sizes()
+    with tempfile.TemporaryDirectory() as folder:
+        found = compare(Bench(sizes, Path(folder)), sizes, rounds=2 if quick else 30)
+    return [
+        row_of(f"step: {ratio.name}", "processor time", ratio.rounds, at_most=ratio.target)
+        if ratio.rounds
+        else Row(
+            compared=f"step: {ratio.name}",
+            measure="memory",
+            ratio=ratio.values[0],
+            at_most=ratio.target,
+        )
+        for ratio in found
+    ]
+
+
 def main() -> None:
     """Measure, and print which targets are met."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -279,20 +300,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(sizes, Path(folder))
         millions = sum(p.numel() for p in bench.policy.parameters()) / 1e6
-        print(f"{date.today()}, {os.cpu_count()} cores {machine()}, load {os.getloadavg()[0]:.1f}")
+        print(where())
         print(f"torch {torch.__version__}, {torch.get_num_threads()} thread")
         print(f"{millions:.1f}M parameters, {sizes}")
         found = compare(bench, sizes, 2 if quick else rounds)
     print("| compared | wall clock | processor time | at most |\n|---|---|---|---|")
     print(*found, sep="\n")
-
-
-def machine() -> str:
-    """The processor's name."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.machine()
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ import os
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -69,6 +69,16 @@ class AnchorBatch:
     """[B, V] bool: which vectors exist; None without hidden states."""
     outputs: dict[str, Tensor]
     """The teacher's outputs by array name."""
+
+    def first(self, rows: int) -> Self:
+        """The first rows of the batch."""
+        return replace(
+            self,
+            inputs={name: values[:rows] for name, values in self.inputs.items()},
+            targets={name: values[:rows] for name, values in self.targets.items()},
+            mask=None if self.mask is None else self.mask[:rows],
+            outputs={name: values[:rows] for name, values in self.outputs.items()},
+        )
 
 
 class NumberedAnchors(Protocol):

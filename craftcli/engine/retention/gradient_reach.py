@@ -67,30 +67,84 @@ class GradientReach:
 
 
 def find_reach(
-    policy: Policy, adapter: PolicyAdapter, terms: RetentionTerms, task_batch: Batch
+    policy: Policy,
+    adapter: PolicyAdapter,
+    terms: RetentionTerms,
+    task_batch: Batch,
+    *,
+    only_free: bool = False,
 ) -> GradientReach:
-    """Run one task batch and one anchor batch backward; leaves no gradients behind."""
+    """Run a few task samples and a few anchors backward; leaves no gradients behind.
+
+    With `only_free` the downstream parameters are not looked for if another mode holds everything.
+    """
     trainable = {name: p for name, p in policy.named_parameters() if p.requires_grad}
     downstream: frozenset[str] = frozenset()
     with _zeros_randomised(trainable.values()):
-        probes = {
-            mode: _reached(term.probe(mode), trainable) for term in terms for mode in term.modes
-        }
+        probed = _probe(terms, trainable)
         if terms.anchors is not None and Mode.HIDDEN in terms.modes:
             manifest = terms.anchors.manifest
             stack = adapter.stack(policy, manifest.stack)
-            downstream = _downstream_of(stack, max(manifest.layers), policy, trainable, task_batch)
-    # Hidden states do not count here: a tied weight is used before and after the layer, and they
-    # hold only its first use.
-    held = [names for mode, names in probes.items() if mode is not Mode.HIDDEN]
+            if not (only_free and probed.held == trainable.keys()):
+                deepest = max(manifest.layers)
+                downstream = _downstream_of(stack, deepest, policy, trainable, task_batch)
     return GradientReach(
         trainable=frozenset(trainable),
-        retained=frozenset().union(*probes.values()),
+        retained=probed.retained,
         downstream=downstream,
-        free=downstream.difference(*held),
+        free=downstream - probed.held,
         sizes={name: parameter.numel() for name, parameter in trainable.items()},
-        idle=tuple(mode for mode, names in probes.items() if not names),
+        idle=probed.idle,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Probed:
+    """Names of trainable parameters that the modes reach."""
+
+    retained: frozenset[str]
+    held: frozenset[str]
+    """Reached by modes other than hidden states: a tied weight is used before and after the layer,
+    and hidden states hold only its first use."""
+    idle: tuple[Mode, ...]
+
+
+def _probe(terms: RetentionTerms, trainable: Mapping[str, nn.Parameter]) -> _Probed:
+    """Find what each mode reaches; one forward pass for each term, one backward for each mode.
+
+    Once a mode reaches all that is trained, it is enough for the others that they reach anything.
+    """
+    retained: frozenset[str] = frozenset()
+    held: frozenset[str] = frozenset()
+    idle: list[Mode] = []
+    for term in terms:
+        # Outputs depend on most parameters, and come first.
+        for mode, probe in sorted(term.probes().items(), key=lambda item: item[0] is Mode.HIDDEN):
+            if held == trainable.keys() and _is_connected(probe, trainable.values()):
+                continue
+            names = _reached(probe, trainable, keep_graph=True)
+            retained |= names
+            held |= names if mode is not Mode.HIDDEN else frozenset()
+            idle += [] if names else [mode]
+    return _Probed(retained=retained, held=held, idle=tuple(m for m in terms.modes if m in idle))
+
+
+def _is_connected(scalar: Tensor, parameters: Iterable[nn.Parameter]) -> bool:
+    """Whether the scalar was computed from one of the parameters; needs no backward pass.
+
+    False may be wrong: parts that are recomputed in the backward pass do not show what they used.
+    """
+    wanted = {id(parameter) for parameter in parameters}
+    waiting, seen = [scalar.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if id(getattr(node, "variable", None)) in wanted:
+            return True
+        waiting += [following for following, _ in node.next_functions]
+    return False
 
 
 @contextmanager
@@ -232,12 +286,15 @@ def freeze(policy: nn.Module, names: frozenset[str]) -> None:
             parameter.requires_grad_(False)
 
 
-def _reached(loss: Tensor, parameters: dict[str, nn.Parameter]) -> frozenset[str]:
+def _reached(
+    loss: Tensor, parameters: Mapping[str, nn.Parameter], *, keep_graph: bool = False
+) -> frozenset[str]:
     """The names of the parameters with a gradient of the loss that is not zero."""
     for parameter in parameters.values():
         parameter.grad = None
     if loss.requires_grad:
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        # Probes share a forward pass.
+        loss.backward(retain_graph=keep_graph)  # type: ignore[no-untyped-call]
     reached = frozenset(
         name for name, p in parameters.items() if p.grad is not None and p.grad.count_nonzero()
     )

@@ -1,6 +1,6 @@
 """Modes hidden, action and token_ce: the student compared with its teacher's answers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from craftcli.engine.method.losses import (
     top_k_divergence,
 )
 from craftcli.engine.retention.anchors import AnchorBatch, NumberedAnchors
-from craftcli.engine.retention.terms import evaluation_mode
+from craftcli.engine.retention.terms import PROBE_ROWS, evaluation_mode
 from craftcli.policies.base import Features, Policy, PolicyAdapter, PolicyOutput
 from craftcli.policies.pooling import pool
 
@@ -76,21 +76,20 @@ class Imitation:
                 found[Mode.TOKEN_CE] = RetentionLoss(tokens, {})
         return found
 
-    def probe(self, mode: Mode) -> Tensor:
-        """A scalar that depends on everything the mode compares: its sum with random weights.
+    def probes(self) -> dict[Mode, Tensor]:
+        """For each mode a scalar that depends on all it compares: its sum with random weights.
 
         Its gradient is not 0 at the teacher's weights, where the loss and its gradient are.
         """
-        features = self.features(self.anchors.batch(0, next(self._policy.parameters()).device))
-        arbitrary = torch.Generator().manual_seed(0)
-        compared = list(self.states(features).values()) if mode is Mode.HIDDEN else []
-        if mode is not Mode.HIDDEN and features.output is not None:
-            compared.append(features.output.values.float())
-        sums = [
-            (values * torch.randn(values.shape, generator=arbitrary).to(values.device)).sum()
-            for values in compared
-        ]
-        return torch.stack(sums).sum()
+        batch = self.anchors.batch(0, next(self._policy.parameters()).device)
+        features = self.features(batch.first(PROBE_ROWS))
+        found = {}
+        if Mode.HIDDEN in self.modes:
+            found[Mode.HIDDEN] = _random_sum(self.states(features).values())
+        if features.output is not None:
+            output = _random_sum([features.output.values.float()])
+            found |= {mode: output for mode in self.modes if mode is not Mode.HIDDEN}
+        return found
 
     def features(self, batch: AnchorBatch) -> Features:
         """Run the student in the way the teacher was run.
@@ -121,3 +120,10 @@ class Imitation:
             variance = self.anchors.variances[PREDICTION]
             return layer_loss(output.values, theirs[PREDICTION], mask, kind, variance)
         return top_k_divergence(output.values, theirs[TOP_TOKENS], theirs[TOP_LOGPROBS], mask)
+
+
+def _random_sum(values: Iterable[Tensor]) -> Tensor:
+    """The sum of all numbers, each with an arbitrary weight."""
+    arbitrary = torch.Generator().manual_seed(0)
+    sums = [(v * torch.randn(v.shape, generator=arbitrary).to(v.device)).sum() for v in values]
+    return torch.stack(sums).sum()

@@ -7,6 +7,7 @@ from craftcli.choices import Mode
 from craftcli.engine.method.losses import RetentionLoss
 from craftcli.engine.retention.anchor_dataset import AnchorDataset
 from craftcli.engine.retention.anchors import AnchorSet
+from craftcli.engine.retention.terms import PROBE_ROWS
 from craftcli.policies.base import Policy
 
 
@@ -30,10 +31,10 @@ class Replay:
         loss, _ = self._policy(self._data.read_labelled(self.anchors.held_out_frames(number)))
         return {Mode.REPLAY: RetentionLoss(loss.float(), {})}
 
-    def probe(self, mode: Mode) -> Tensor:
+    def probes(self) -> dict[Mode, Tensor]:
         """The loss itself: its gradient is not 0 at the teacher's weights."""
-        loss: Tensor = self.losses(0)[Mode.REPLAY].total
-        return loss
+        loss, _ = self._policy(self._data.read_labelled(self.anchors.frames(0)[:PROBE_ROWS]))
+        return {Mode.REPLAY: loss.float()}
 
     def fisher(self, samples: int) -> dict[str, Tensor]:
         """The diagonal Fisher information of the trainable weights, scaled to a mean of 1.

@@ -11,6 +11,9 @@ from craftcli.engine.method.losses import RetentionLoss
 from craftcli.engine.retention.anchors import NumberedAnchors
 from craftcli.policies.taps import is_recomputing
 
+PROBE_ROWS = 2
+"""Rows that show what a gradient reaches: whether it is 0 does not depend on how many there are."""
+
 
 class Term(Protocol):
     """One mode, or several that share a forward pass, of holding a student to its teacher.
@@ -28,10 +31,11 @@ class Term(Protocol):
         """The loss of each mode that uses anchors on a numbered batch of held-out ones."""
         ...
 
-    def probe(self, mode: Mode) -> Tensor:
-        """A scalar that depends on everything the mode compares; shows what its gradient reaches.
+    def probes(self) -> dict[Mode, Tensor]:
+        """For each mode a scalar that depends on everything it compares, on `PROBE_ROWS` anchors.
 
-        Unlike the loss, its gradient is not 0 at the teacher's weights.
+        Its gradient shows what the mode reaches. Unlike that of the loss, it is not 0 at the
+        teacher's weights. All probes of a term come from one forward pass.
         """
         ...
 

@@ -65,10 +65,10 @@ class WeightDistance:
             parts[f"{part}/"][own] = value
         return cls(policy, parts[_REFERENCE], parts[_IMPORTANCE] if mode is Mode.EWC else None)
 
-    def probe(self, mode: Mode) -> Tensor:
+    def probes(self) -> dict[Mode, Tensor]:
         """The sum of the trainable weights: reaches all of them."""
         parameters = [p for p in self._policy.parameters() if p.requires_grad]
-        return torch.stack([p.float().sum() for p in parameters]).sum()
+        return {self.mode: torch.stack([p.float().sum() for p in parameters]).sum()}
 
     def _squares(self, name: str, moved: Tensor) -> Tensor:
         squares = moved.square()

@@ -3,7 +3,8 @@
 checkpoint       open a policy with its processors (`load_checkpoint`)
 policy_files     what a policy folder may contain, checked before LeRobot reads it
 processor_files  open the processors of a folder, with tokenizers saved beside them
-weight_files     check that every weight was loaded
+loading          load weights without a second copy of them
+weight_files     read tensors one by one; check that every weight was loaded
 lora_files       checkpoints that hold only LoRA weights
 lora             add LoRA weights to a policy, or fold them into it
 remote_code      refuse Python code that comes with a tokenizer

@@ -25,6 +25,7 @@ from craftcli.policies.base import Policy, PolicyAdapter
 from craftcli.policies.families.any_policy import PathAdapter
 from craftcli.policies.families.registry import adapter_for, register_policy_plugins
 from craftcli.policies.layer_paths import is_path
+from craftcli.policies.lerobot.loading import check_filled, read_once
 from craftcli.policies.lerobot.lora_files import (
     LORA_CONFIG,
     LORA_WEIGHTS,
@@ -148,6 +149,7 @@ def load_checkpoint(
         with (
             contextlib.redirect_stdout(io.StringIO()),
             remote_code(source, allowed=trust_remote_code),
+            read_once() as unfilled,
         ):
             policy_class = get_policy_class(config.type)
             for checked in filter(None, (folder, base)):
@@ -157,8 +159,10 @@ def load_checkpoint(
             preprocess, postprocess = open_processors(folder, config, adapter, renames=renames)
     except Exception as error:  # LeRobot, transformers and the Hub raise many kinds here
         raise _cannot_open(source, error) from error
+    weights = (base or folder) / WEIGHTS_FILE
     if not adapter.loads_strictly:
-        check_weights(policy.state_dict(), (base or folder) / WEIGHTS_FILE, adapter)
+        check_weights(policy.state_dict(), weights, adapter)
+    check_filled(policy, unfilled, weights)
     note_averaged(folder)
     policy.to(device)
     with remote_code(source, allowed=trust_remote_code):

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from craftcli.policies.identity import DatasetIdentity, TeacherIdentity
 from craftcli.policies.lerobot.checkpoint import Checkpoint
+from craftcli.policies.lerobot.weight_files import WeightsFile
 
 # Settings of training, saving and decoding; they do not change what a forward pass computes.
 _RUNTIME_PREFIXES = ("optimizer_", "scheduler_", "compile_")
@@ -138,11 +138,11 @@ def weights_digest(*files: Path) -> str:
     """Digest of all tensors by name; their order in a file does not matter."""
     digest = hashlib.sha256()
     for file in files:
-        with safe_open(str(file), framework="pt") as saved:
-            for name in sorted(saved.keys()):
-                tensor = saved.get_tensor(name)
-                digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-                digest.update(_bytes(tensor))
+        saved = WeightsFile(file)
+        for name in sorted(saved.names):
+            tensor = saved.tensor(name)
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(_bytes(tensor))
     return digest.hexdigest()
 
 
@@ -214,9 +214,10 @@ def _canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, default=str).encode()
 
 
-def _bytes(tensor: torch.Tensor) -> bytes:
-    flat: bytes = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return flat
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor, without a copy if it lies in one piece in main memory."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy())
 
 
 def _spread(count: int, wanted: int) -> list[int]:

@@ -17,6 +17,8 @@ _log = logging.getLogger(__name__)
 WEIGHTS_FILE = "model.safetensors"
 _SHARDS = "pytorch_model_fsdp_0"
 """Where LeRobot's sharded training saves with --checkpoint_format dcp, in no other file."""
+_WINDOW = 2**24
+"""Bytes of a file that are read before it is opened again."""
 _AVERAGED = "_ema"
 """What LeRobot adds to the name of a policy's folder for the average of its weights (EMA)."""
 
@@ -52,19 +54,19 @@ def check_weights(state: Mapping[str, torch.Tensor], file: Path, adapter: Policy
     """
     missing, different, loaded_storage = [], [], set()
     known: set[str] = set()
-    with open_weights(file) as saved:
-        names = set(saved.keys())
-        for name, tensor in state.items():
-            own, other = name.removeprefix("model."), adapter.saved_name(name)
-            spellings = (name, own, other, other.removeprefix("model."))
-            known.update(spellings)
-            key = next((k for k in spellings if k in names), None)
-            if key is None:
-                missing.append(name)
-                continue
-            if not _same(tensor.cpu(), saved.get_tensor(key).to(tensor.dtype)):
-                different.append(name)
-            loaded_storage.add(tensor.untyped_storage().data_ptr())
+    saved = WeightsFile(file)
+    names = set(saved.names)
+    for name, tensor in state.items():
+        own, other = name.removeprefix("model."), adapter.saved_name(name)
+        spellings = (name, own, other, other.removeprefix("model."))
+        known.update(spellings)
+        key = next((k for k in spellings if k in names), None)
+        if key is None:
+            missing.append(name)
+            continue
+        if not _same(tensor.cpu(), saved.tensor(key).to(tensor.dtype)):
+            different.append(name)
+        loaded_storage.add(tensor.untyped_storage().data_ptr())
     # Tied weights are saved once, under one of their names.
     missing = [n for n in missing if state[n].untyped_storage().data_ptr() not in loaded_storage]
     if missing or different:
@@ -102,6 +104,30 @@ def _kind(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
+class WeightsFile:
+    """A safetensors file whose tensors are read one by one and take memory only while in use."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._opened = open_weights(path)
+        self._bytes = 0
+        self.names: tuple[str, ...] = tuple(self._opened.keys())
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A tensor of the file."""
+        tensor: torch.Tensor = self._opened.get_tensor(name)
+        self._bytes += tensor.nbytes
+        if self._bytes > _WINDOW:
+            # The file is mapped into memory, and what was read of it stays there until it is
+            # closed: opened again, this tensor alone keeps its part.
+            self._opened, self._bytes = open_weights(self._path), 0
+        return tensor
+
+    def outline(self, name: str) -> torch.Tensor:
+        """The shape and the dtype of a tensor, as a tensor without values."""
+        return torch.empty_like(self._opened.get_tensor(name), device="meta")
+
+
 def open_weights(file: Path) -> Any:
     """Open a safetensors file for reading."""
     try:
@@ -116,4 +142,7 @@ def open_weights(file: Path) -> Any:
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether all values are equal. NaN equals NaN: weights with NaN were loaded, too."""
-    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+    if one.shape != other.shape:
+        return False
+    # `equal` needs no memory, but NaN differs from NaN there.
+    return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from craftcli.choices import Mode
 from craftcli.config.train import TrainConfig
 from craftcli.engine.retention.gradient_reach import (
     GradientReach,
@@ -16,7 +17,9 @@ from craftcli.engine.retention.gradient_reach import (
     freeze,
     require_reach,
 )
+from craftcli.engine.retention.imitation import Imitation
 from craftcli.engine.retention.retention import open_retention
+from craftcli.engine.retention.terms import PROBE_ROWS
 from craftcli.errors import EXIT_CHECK_FAILED, CraftError
 from craftcli.policies.lerobot.batches import read_rows
 
@@ -165,3 +168,54 @@ def test_less_than_half_is_a_warning() -> None:
     text = describe_little(made(held=30, behind=0, other=70), frozen=False)
     assert text is not None
     assert text.startswith("retention holds 30 % of the trained weights: the rest can drift.")
+
+
+def test_one_forward_pass_of_few_rows_serves_all_modes(
+    student: Any, cache: Path, new_data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features, rows = Imitation.features, []
+
+    def counted(term: Imitation, batch: Any) -> Any:
+        rows.append({len(values) for values in batch.inputs.values()})
+        return features(term, batch)
+
+    monkeypatch.setattr(Imitation, "features", counted)
+    reach_of(student, cache, new_data, "hidden+action")
+    assert rows == [{PROBE_ROWS}]
+
+
+def test_two_rows_show_what_a_whole_batch_shows(
+    student: Any, cache: Path, new_data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = reach_of(student, cache, new_data)
+    monkeypatch.setattr("craftcli.engine.retention.imitation.PROBE_ROWS", 4)
+    assert reach_of(student, cache, new_data) == few
+
+
+def test_what_is_held_anyway_is_not_looked_for(student: Any, cache: Path) -> None:
+    """No task sample is run: an empty batch would fail."""
+    config = TrainConfig(mode="hidden+action", anchor_batch_size=4)
+    terms = open_retention(config, student, cache).terms
+    reach = find_reach(student.policy, student.adapter, terms, {}, only_free=True)
+    assert reach.retained == reach.trainable
+    assert reach.downstream == reach.free == frozenset()
+    assert not reach.idle
+    assert not reach.freezes(None)
+
+
+def test_what_may_be_free_is_looked_for(student: Any, cache: Path, new_data: Any) -> None:
+    terms = open_retention(TrainConfig(mode="hidden", anchor_batch_size=4), student, cache).terms
+    batch = student.preprocess(read_rows(new_data, [0, 1]))
+    reach = find_reach(student.policy, student.adapter, terms, batch, only_free=True)
+    assert reach.free == {HEAD, LANGUAGE + "norm.weight"}
+
+
+def test_a_mode_that_holds_only_what_is_frozen_is_idle(
+    student: Any, cache: Path, new_data: Any
+) -> None:
+    """The outputs reach all that is trained, and the hidden states none of it."""
+    names = frozenset(name for name, _ in student.policy.named_parameters())
+    freeze(student.policy, names - {HEAD})
+    reach = reach_of(student, cache, new_data, "hidden+action")
+    assert reach.retained == reach.trainable == {HEAD}
+    assert reach.idle == (Mode.HIDDEN,)

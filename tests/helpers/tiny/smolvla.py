@@ -1,5 +1,6 @@
 """A smolvla of some 100 000 parameters: LeRobot's own class over a small SmolVLM made on disk."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,23 +61,30 @@ def policy(vlm: Path, *, cameras: int = 2, px: int = 32, **settings: Any) -> Smo
     )
 
 
-def write_vlm(folder: Path, *, width: int = 32) -> Path:
-    """What smolvla takes of a SmolVLM on disk: its sizes and its processor."""
+def write_vlm(
+    folder: Path,
+    *,
+    width: int = 32,
+    text: Mapping[str, int] | None = None,
+    vision: Mapping[str, int] | None = None,
+    scale: int = SCALE,
+) -> Path:
+    """What smolvla takes of a SmolVLM on disk: its sizes and its processor.
+
+    `text` and `vision` replace the sizes of the two models.
+    """
     tokenizer = text_tokenizer(**MARKERS)
-    text = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=width,
-        intermediate_size=width * 3 // 2,
-        num_hidden_layers=5,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=width // 4,
-        max_position_embeddings=256,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    vision = {
+    small_text = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": width,
+        "intermediate_size": width * 3 // 2,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": width // 4,
+        "max_position_embeddings": 256,
+    }
+    small_vision = {
         "hidden_size": width,
         "intermediate_size": width * 3 // 2,
         "num_hidden_layers": 2,
@@ -84,10 +92,16 @@ def write_vlm(folder: Path, *, width: int = 32) -> Path:
         "image_size": 64,
         "patch_size": PATCH_PX,
     }
+    language = LlamaConfig(
+        **{**small_text, **(text or {})},
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
     SmolVLMConfig(
-        text_config=text.to_dict(),
-        vision_config=vision,
-        scale_factor=SCALE,
+        text_config=language.to_dict(),
+        vision_config={**small_vision, **(vision or {})},
+        scale_factor=scale,
         image_token_id=tokenizer.convert_tokens_to_ids(MARKERS["image_token"]),
         pad_token_id=tokenizer.pad_token_id,
     ).save_pretrained(folder)

@@ -25,19 +25,25 @@ TASKS = ("push the red block", "lift the blue cup up")
 
 
 def write_dataset(
-    root: Path, *, seed: int = SEED, videos: bool = False, depth: bool = False
+    root: Path,
+    *,
+    seed: int = SEED,
+    videos: bool = False,
+    depth: bool = False,
+    px: int = PX,
+    frames: int = FRAMES,
 ) -> Path:
     """A LeRobotDataset of two cameras, both kinds of state, actions and two tasks.
 
-    `depth` adds a camera of depth, which no policy here reads.
+    `depth` adds a camera of depth, which no policy here reads; `frames` are those of an episode.
     """
     dtype = "video" if videos else "image"
     features: dict[str, dict[str, Any]] = {
-        camera: {"dtype": dtype, "shape": (PX, PX, 3), "names": ["height", "width", "channels"]}
+        camera: {"dtype": dtype, "shape": (px, px, 3), "names": ["height", "width", "channels"]}
         for camera in CAMERAS
     }
     if depth:
-        features[DEPTH] = {**features[CAMERAS[0]], "shape": (PX, PX, 1), "info": _IS_DEPTH}
+        features[DEPTH] = {**features[CAMERAS[0]], "shape": (px, px, 1), "info": _IS_DEPTH}
     for name, size in _VECTORS.items():
         names = [f"{name}_{i}" for i in range(size)]
         features[name] = {"dtype": "float32", "shape": (size,), "names": names}
@@ -46,14 +52,14 @@ def write_dataset(
     )
     rng = np.random.default_rng(seed)
     for episode in range(EPISODES):
-        for _ in range(FRAMES):
+        for _ in range(frames):
             frame: dict[str, Any] = {
                 name: rng.uniform(-1, 1, size).astype(np.float32) for name, size in _VECTORS.items()
             }
             for camera in CAMERAS:
-                frame[camera] = rng.integers(0, 256, (PX, PX, 3), dtype=np.uint8)
+                frame[camera] = rng.integers(0, 256, (px, px, 3), dtype=np.uint8)
             if depth:
-                frame[DEPTH] = rng.integers(200, 4000, (PX, PX, 1), dtype=np.uint16)
+                frame[DEPTH] = rng.integers(200, 4000, (px, px, 1), dtype=np.uint16)
             dataset.add_frame({**frame, "task": TASKS[episode % len(TASKS)]})
         dataset.save_episode()
     dataset.finalize()
