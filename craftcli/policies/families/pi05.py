@@ -6,13 +6,14 @@ from typing import Any, ClassVar, override
 
 import torch
 from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS
-from torch import Tensor
+from torch import Tensor, nn
 
 from craftcli.errors import CraftError
 from craftcli.policies.attention_masks import additive
 from craftcli.policies.base import Batch, LayerStack, Policy
 from craftcli.policies.families.flow import EXPERT, VLM, FlowAdapter, Stream
 from craftcli.policies.pooling import TokenMasks
+from craftcli.policies.shard_units import attention_units, vision_units
 from craftcli.policies.tokens import action_masks
 
 
@@ -28,6 +29,12 @@ class Pi05Adapter(FlowAdapter):
             EXPERT: policy.model.paligemma_with_expert.gemma_expert.model,
         }
         return {name: LayerStack.of_norms(m.layers, m.norm) for name, m in models.items()}
+
+    @override
+    def shard_units(self, policy: Policy) -> list[nn.Module]:
+        parts = policy.model.paligemma_with_expert
+        layers = [*_language_model(policy).layers, *parts.gemma_expert.model.layers]
+        return attention_units(layers) + vision_units(parts.paligemma.model.vision_tower)
 
     @override
     def compute_dtype(self, policy: Policy) -> torch.dtype:

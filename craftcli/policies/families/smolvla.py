@@ -5,13 +5,14 @@ from typing import Any, ClassVar, override
 
 import torch
 from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS, OBS_STATE
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from craftcli.errors import CraftError
 from craftcli.policies.base import Batch, FeatureRequest, LayerStack, Policy
 from craftcli.policies.families.flow import EXPERT, VLM, FlowAdapter, Stream
 from craftcli.policies.pooling import TokenMasks
+from craftcli.policies.shard_units import attention_units, vision_units
 from craftcli.policies.taps import tap
 from craftcli.policies.tokens import action_masks
 
@@ -28,6 +29,12 @@ class SmolVLAAdapter(FlowAdapter):
             VLM: LayerStack.of_norms(text.layers, text.norm),
             EXPERT: LayerStack.of_norms(expert.layers, expert.norm),
         }
+
+    @override
+    def shard_units(self, policy: Policy) -> list[nn.Module]:
+        both = policy.model.vlm_with_expert
+        layers = [*_text_model(policy).layers, *both.lm_expert.layers]
+        return attention_units(layers) + vision_units(both.get_vlm_model().vision_model)
 
     @override
     def compute_dtype(self, policy: Policy) -> torch.dtype:
