@@ -6,11 +6,13 @@ unit. What is in no unit belongs to the root, which stays gathered from the firs
 backward pass to its end: embeddings, norms, small heads, and weights that two modules share.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
 from torch import nn
 
 from craftcli.errors import EXIT_USAGE, CraftError
+from craftcli.policies.taps import is_recomputing
 
 
 def shard(root: nn.Module, units: Iterable[nn.Module]) -> None:
@@ -21,8 +23,13 @@ def shard(root: nn.Module, units: Iterable[nn.Module]) -> None:
     from torch.distributed.fsdp import fully_shard
 
     _require_one_dtype(root)
+    recomputes = any(is_recomputing(module) for module in root.modules())
     for unit in separable(root, units):
-        fully_shard(unit)
+        sharded: Any = fully_shard(unit)
+        if recomputes:
+            # FSDP2 gathers the unit that it expects next in the backward pass. It expects the order
+            # of all forward passes, recomputed ones included, and would gather used units again.
+            sharded.set_modules_to_backward_prefetch([sharded])
     fully_shard(root)
 
 
@@ -41,6 +48,17 @@ def separable(root: nn.Module, units: Iterable[nn.Module]) -> Iterator[nn.Module
         inside = {id(part) for part in module.modules()}
         if id(module) in chosen and all(uses[id(p)] <= inside for p in module.parameters()):
             yield module
+
+
+def describe_units(units: Collection[nn.Module], policy_type: str) -> str | None:
+    """A note if the policy is gathered as one unit; None if it has several."""
+    if units:
+        return None
+    return (
+        f"--parallel fsdp shards {policy_type} as one unit: all its parameters are gathered for a "
+        "step, and only optimizer state and gradients are shared out. craft does not know which of "
+        "its modules are called; an adapter names them in shard_units."
+    )
 
 
 def _require_one_dtype(root: nn.Module) -> None:

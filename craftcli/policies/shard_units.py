@@ -26,3 +26,10 @@ def vision_units(tower: nn.Module) -> list[nn.Module]:
     """The layers of a vision transformer of Hugging Face, which calls them as modules."""
     lists = [m for name, m in tower.named_modules() if name.endswith("encoder.layers")]
     return [layer for found in lists for layer in found.children()]
+
+
+def paligemma_units(paligemma: Any) -> list[nn.Module]:
+    """The units of PaliGemma; embedding and head are two only where they share no weight."""
+    language, tower = paligemma.model.language_model, paligemma.model.vision_tower
+    ends = [language.embed_tokens, paligemma.lm_head]
+    return [*attention_units(language.layers), *vision_units(tower), *ends]

@@ -13,7 +13,7 @@ from craftcli.policies.attention_masks import additive
 from craftcli.policies.base import Batch, LayerStack, Policy
 from craftcli.policies.families.flow import EXPERT, VLM, FlowAdapter, Stream
 from craftcli.policies.pooling import TokenMasks
-from craftcli.policies.shard_units import attention_units, vision_units
+from craftcli.policies.shard_units import attention_units, paligemma_units
 from craftcli.policies.tokens import action_masks
 
 
@@ -32,9 +32,14 @@ class Pi05Adapter(FlowAdapter):
 
     @override
     def shard_units(self, policy: Policy) -> list[nn.Module]:
-        parts = policy.model.paligemma_with_expert
-        layers = [*_language_model(policy).layers, *parts.gemma_expert.model.layers]
-        return attention_units(layers) + vision_units(parts.paligemma.model.vision_tower)
+        paligemma = policy.model.paligemma_with_expert.paligemma
+        expert = policy.model.paligemma_with_expert.gemma_expert
+        # The head of the expert is as large as its vocabulary, and never used.
+        return [
+            *paligemma_units(paligemma),
+            *attention_units(expert.model.layers),
+            expert.lm_head,
+        ]
 
     @override
     def compute_dtype(self, policy: Policy) -> torch.dtype:

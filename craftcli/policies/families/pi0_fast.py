@@ -25,7 +25,7 @@ from craftcli.policies.base import (
     PolicyOutput,
 )
 from craftcli.policies.pooling import TokenMasks
-from craftcli.policies.shard_units import attention_units, vision_units
+from craftcli.policies.shard_units import paligemma_units
 from craftcli.policies.taps import may_stop, tap
 
 
@@ -49,8 +49,7 @@ class Pi0FastAdapter(PolicyAdapter):
 
     @override
     def shard_units(self, policy: Policy) -> list[nn.Module]:
-        model = _paligemma(policy).model
-        return attention_units(model.language_model.layers) + vision_units(model.vision_tower)
+        return paligemma_units(_paligemma(policy))
 
     @override
     def input_keys(self, policy: Policy, batch: Batch, request: FeatureRequest) -> tuple[str, ...]:

@@ -34,7 +34,8 @@ class SmolVLAAdapter(FlowAdapter):
     def shard_units(self, policy: Policy) -> list[nn.Module]:
         both = policy.model.vlm_with_expert
         layers = [*_text_model(policy).layers, *both.lm_expert.layers]
-        return attention_units(layers) + vision_units(both.get_vlm_model().vision_model)
+        ends = [_text_model(policy).embed_tokens, both.vlm.lm_head]
+        return [*attention_units(layers), *vision_units(both.get_vlm_model().vision_model), *ends]
 
     @override
     def compute_dtype(self, policy: Policy) -> torch.dtype:
