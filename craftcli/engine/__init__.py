@@ -3,7 +3,8 @@
 - `run`: opens and checks a run; `dryrun` reports the same steps as numbered checks.
 - `anchor_plan`, `own_anchors`: the anchors that a run makes for itself, if it has no cache.
 - `trainer`: the training loop; `step`: one step of it.
-- `execution`: precision, gradient accumulation, several processes.
+- `execution`: precision, gradient accumulation, several processes; `sharding`: FSDP2 by units;
+  `transfers`: values that the host reads from the device, and inputs that it copies there.
 - `method/`: the mathematics (losses, projection, multiplier, budget).
 - `retention/`: what the student is held to, and how it is opened.
 - `run_folder`, `run_files`, `run_lock`, `summary_file`, `summary`: a run on disk, and who writes

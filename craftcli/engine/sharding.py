@@ -7,12 +7,10 @@ backward pass to its end: embeddings, norms, small heads, and weights that two m
 """
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
 
 from torch import nn
 
 from craftcli.errors import EXIT_USAGE, CraftError
-from craftcli.policies.taps import is_recomputing
 
 
 def shard(root: nn.Module, units: Iterable[nn.Module]) -> None:
@@ -23,13 +21,8 @@ def shard(root: nn.Module, units: Iterable[nn.Module]) -> None:
     from torch.distributed.fsdp import fully_shard
 
     _require_one_dtype(root)
-    recomputes = any(is_recomputing(module) for module in root.modules())
     for unit in separable(root, units):
-        sharded: Any = fully_shard(unit)
-        if recomputes:
-            # FSDP2 gathers the unit that it expects next in the backward pass. It expects the order
-            # of all forward passes, recomputed ones included, and would gather used units again.
-            sharded.set_modules_to_backward_prefetch([sharded])
+        fully_shard(unit)
     fully_shard(root)
 
 
