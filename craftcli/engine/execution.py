@@ -83,7 +83,8 @@ class Execution:
     def measure(self, work: Work) -> Tensor:
         """Compute losses of this process without gradients."""
         with self.autocast():
-            return self.student(work).float()
+            losses: Tensor = self.student(work).float()
+        return losses
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision of forward passes."""

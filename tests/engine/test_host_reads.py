@@ -34,7 +34,7 @@ def test_the_counter_sees_every_way_to_read_a_value() -> None:
         values.add(1).sum().square()
     assert not reads
     with counted_reads() as reads:
-        ways = [values[1].item(), float(values[1]), int(values[1]), bool(values[1])]
+        ways: list[Any] = [values[1].item(), float(values[1]), int(values[1]), bool(values[1])]
         ways += [values.tolist(), values.cpu(), values.numpy(), values[values > 1]]
         ways += [values.nonzero(), torch.equal(values, values), values.masked_select(values > 1)]
     assert reads.total() == len(ways)
@@ -116,7 +116,7 @@ class Copies(TorchDispatchMode):
     """Records copies to a GPU that is not there; FakeTensorMode makes the tensors on it."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.pinned: list[torch.Tensor] = []
         self.seen: list[tuple[bool, bool]] = []
         """Of each copy, whether it starts from pinned memory and whether the host goes on."""

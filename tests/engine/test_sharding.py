@@ -70,7 +70,7 @@ def sizes_of_units(root: nn.Module) -> dict[nn.Module, int]:
     from torch.distributed.fsdp import FSDPModule
 
     units = [module for module in root.modules() if isinstance(module, FSDPModule)]
-    sizes = {}
+    sizes: dict[nn.Module, int] = {}
     for unit in units:
         inner = (part for part in unit.modules() if part is not unit and part in units)
         others = {id(p) for part in inner for p in part.parameters()}

@@ -42,7 +42,7 @@ def counted_reads() -> Iterator[HostReads]:
 
 class _Functions(TorchFunctionMode):
     def __init__(self, reads: HostReads) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._reads = reads
 
     def __torch_function__(
@@ -55,7 +55,7 @@ class _Functions(TorchFunctionMode):
 
 class _Dispatched(TorchDispatchMode):
     def __init__(self, reads: HostReads) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._reads = reads
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
