@@ -4,7 +4,8 @@
 - `anchor_plan`, `own_anchors`: the anchors that a run makes for itself, if it has no cache.
 - `trainer`: the training loop; `step`: one step of it.
 - `insulation`: keeps the task's gradient out of a vision-language model.
-- `execution`: precision, gradient accumulation, several processes.
+- `execution`: precision, gradient accumulation, several processes; `sharding`: FSDP2 by units;
+  `transfers`: values that the host reads from the device, and inputs that it copies there.
 - `method/`: the mathematics (losses, projection, multiplier, budget).
 - `retention/`: what the student is held to, and how it is opened.
 - `run_folder`, `run_files`, `run_lock`, `summary_file`, `summary`: a run on disk, and who writes

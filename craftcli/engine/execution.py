@@ -10,7 +10,8 @@ from torch.amp.grad_scaler import GradScaler
 
 from craftcli.choices import Amp, Parallel
 from craftcli.distributed import Processes
-from craftcli.errors import EXIT_USAGE, CraftError
+from craftcli.engine.method.gradients import local_shard, widest_float
+from craftcli.engine.sharding import shard
 
 type Work = Callable[[], Tensor]
 """Computes a loss with the policy's modules."""
@@ -44,12 +45,14 @@ class Execution:
         processes: Processes | None = None,
         amp: Amp = Amp.OFF,
         parallel: Parallel = Parallel.DDP,
+        units: Sequence[nn.Module] = (),
     ) -> None:
+        """`units` are the modules that FSDP2 gathers one at a time."""
         self.processes = processes or Processes()
         self.amp = amp
         self.parallel = parallel
         self.device = next(policy.parameters()).device
-        self.student = _wrap(Student(policy), self.processes, parallel)
+        self.student = _wrap(Student(policy), self.processes, parallel, units)
         fp16 = amp is Amp.FP16
         self.scaler = GradScaler(self.device.type) if fp16 else None
 
@@ -59,12 +62,13 @@ class Execution:
         return self.parallel is Parallel.FSDP and not self.processes.alone
 
     @property
-    def scale(self) -> float:
-        """The loss scale, which multiplies the gradients until `clip` removes it."""
-        return 1.0 if self.scaler is None else self.scaler.get_scale()
+    def scale(self) -> Tensor:
+        """The loss scale, on the device; it multiplies the gradients until `clip` removes it."""
+        one = torch.ones((), device=self.device)
+        return one if self.scaler is None else self.scaler.scale(one)
 
     def accumulate(self, works: Sequence[Work]) -> Tensor:
-        """Add the gradient of the mean loss to `.grad`; returns the mean over all processes."""
+        """Add the gradient of the mean loss to `.grad`; returns the mean loss of this process."""
         losses = []
         for number, work in enumerate(works, start=1):
             with self._gradient_sync(number == len(works)):
@@ -73,22 +77,30 @@ class Execution:
                 share = loss / len(works)
                 (share if self.scaler is None else self.scaler.scale(share)).backward()
             losses.append(loss.detach().float())
-        return self.mean(torch.stack(losses).mean())
+        return torch.stack(losses).mean()
 
     @torch.no_grad()
     def measure(self, work: Work) -> Tensor:
-        """Compute losses without gradients; returns their means over all processes."""
+        """Compute losses of this process without gradients."""
         with self.autocast():
-            return self.mean(self.student(work).float())
+            losses: Tensor = self.student(work).float()
+        return losses
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision of forward passes."""
         dtype = _AMP_DTYPES.get(self.amp)
         return torch.autocast(self.device.type, dtype) if dtype else nullcontext()
 
-    def mean(self, value: Tensor) -> Tensor:
-        """The mean over all processes."""
-        return value if self.processes.alone else self.total(value) / self.processes.world
+    def reduce(self, means: Tensor, sums: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Average `means` and add up `sums` over all processes, in one exchange."""
+        if sums is None:
+            sums = means.new_empty(0)
+        if self.processes.alone:
+            return means, sums
+        wide = widest_float(means.device)
+        both = torch.cat([means.to(wide) / self.processes.world, sums.flatten().to(wide)])
+        both = self.total(both)
+        return both[: means.numel()], both[means.numel() :].view_as(sums)
 
     def total(self, value: Tensor) -> Tensor:
         """The sum over all processes."""
@@ -100,12 +112,25 @@ class Execution:
         dist.all_reduce(value)
         return value
 
-    def clip(self, optimizer: Any, limit: float) -> float:
-        """Remove the loss scale and clip the gradient; returns its norm before clipping."""
+    def clip(self, optimizer: Any, limit: float, means: Tensor) -> tuple[Tensor, Tensor]:
+        """Remove the loss scale and clip the gradient.
+
+        Returns its norm before clipping, and `means` averaged over all processes. Both stay on the
+        device, so that the host can read them together.
+        """
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
-        norm: Any = torch.nn.utils.clip_grad_norm_(self.student.parameters(), limit)
-        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        parameters = [p for p in self.student.parameters() if p.grad is not None]
+        gradients = [local_shard(p.grad) for p in parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if self.sharded:
+            # Of this process's shards; the squares add up, in the exchange that there is anyway.
+            means, square = self.reduce(means, norm.to(widest_float(norm.device)).square())
+            norm = square.sqrt().to(norm.dtype)
+        else:
+            means, _ = self.reduce(means)
+        torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        return norm, means
 
     def step(self, optimizer: Any, *, skip: bool) -> None:
         """Update the weights unless `skip`; drops the gradients in both cases."""
@@ -113,7 +138,7 @@ class Execution:
             if not skip:
                 optimizer.step()
         elif skip:
-            self.scaler.update(self.scale * self.scaler.get_backoff_factor())
+            self.scaler.update(self.scaler.get_scale() * self.scaler.get_backoff_factor())
         else:
             self.scaler.step(optimizer)
             self.scaler.update()
@@ -137,21 +162,21 @@ class Execution:
 
     @contextmanager
     def _gradient_sync(self, last: bool) -> Iterator[None]:
-        """Let the processes exchange gradients only in the last backward pass of several."""
+        """Let the processes exchange gradients only in the last backward pass of several.
+
+        A sharded policy exchanges them in every one: it would have to keep whole gradients.
+        """
         student: Any = self.student
-        if self.processes.alone or last:
-            if self.sharded:
-                student.set_requires_gradient_sync(True)
-            yield
-        elif self.sharded:
-            student.set_requires_gradient_sync(False)
+        if self.processes.alone or self.sharded or last:
             yield
         else:
             with student.no_sync():
                 yield
 
 
-def _wrap(student: Student, processes: Processes, parallel: Parallel) -> nn.Module:
+def _wrap(
+    student: Student, processes: Processes, parallel: Parallel, units: Sequence[nn.Module]
+) -> nn.Module:
     if processes.alone:
         return student
     if parallel is Parallel.DDP:
@@ -159,17 +184,5 @@ def _wrap(student: Student, processes: Processes, parallel: Parallel) -> nn.Modu
 
         # Anchors and task use different parameters, and so do some batches.
         return DistributedDataParallel(student, find_unused_parameters=True)
-    from torch.distributed.fsdp import fully_shard
-
-    dtypes = {p.dtype for p in student.parameters()}
-    if len(dtypes) > 1:
-        raise CraftError(
-            "This policy cannot be sharded.",
-            why=f"FSDP2 needs parameters of one dtype; it has {', '.join(map(str, dtypes))}.",
-            fix="use --parallel ddp, or a float32 policy with --amp bf16.",
-            exit_code=EXIT_USAGE,
-        )
-    # As one unit: joint-attention policies never call their layers as modules, so FSDP2 would not
-    # gather layers that were units of their own.
-    fully_shard(student)
+    shard(student, units)
     return student

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from craftcli.choices import Parallel
 from craftcli.config.run_paths import absolute, record_paths
 from craftcli.config.train import TrainConfig
 from craftcli.distributed import Processes
@@ -42,6 +43,7 @@ from craftcli.engine.run_folder import (
     recover_lost_run,
     released_if_empty,
 )
+from craftcli.engine.sharding import describe_units
 from craftcli.engine.trackers import require_tracker
 from craftcli.engine.trainer import Trainer
 from craftcli.engine.watch import Evaluator
@@ -221,7 +223,7 @@ def open_policy_and_data(
         student.adapter.enable_gradient_checkpointing(student.policy)
     dataset = open_task_data(config, student)
     fitted = None if resumed else fit_to(student, dataset, config.stats, is_task=True)
-    rates = describe_frame_rates(dataset)
+    notes = (describe_frame_rates(dataset), _describe_sharding(config, student, processes))
     return OpenedRun(
         config=config,
         output=output,
@@ -230,8 +232,17 @@ def open_policy_and_data(
         dataset=dataset,
         resumed=resumed,
         statistics=fitted.choice if fitted else None,
-        notes=(rates,) if rates else (),
+        notes=tuple(note for note in notes if note),
     )
+
+
+def _describe_sharding(
+    config: TrainConfig, student: Checkpoint, processes: Processes
+) -> str | None:
+    if config.parallel is not Parallel.FSDP or processes.alone:
+        return None
+    policy = student.policy
+    return describe_units(student.adapter.shard_units(policy), policy.config.type)
 
 
 def plan_own_anchors(run: OpenedRun) -> AnchorPlan:

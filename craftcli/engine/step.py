@@ -4,7 +4,8 @@
 2. Retention (`Retention.merge`): L_ret and its gradient, projection, merge
    (`method/projection.py`). In steps that project nothing, one backward pass computes the merged
    gradient (`Retention.join`).
-3. Clip the merged gradient once, then the optimizer step and the learning-rate schedule.
+3. Clip the merged gradient once. Read loss, norm and L_ret, whose values may forbid the update.
+   Then the optimizer step and the learning-rate schedule.
 4. The step of the multiplier λ (`method/constraint.py`), and the report.
 """
 
@@ -14,11 +15,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from craftcli.engine.execution import Execution
 from craftcli.engine.metrics import RetentionReport, StepReport
 from craftcli.engine.retention.retention import Retention
+from craftcli.engine.retention.turn_losses import TurnLosses
+from craftcli.engine.transfers import read_together
 from craftcli.policies.base import Batch, Policy
 
 
@@ -41,16 +45,20 @@ def train_step(
     started = time.perf_counter()
     waited = retention.waited_s if retention else 0.0
     policy.train()
-    losses = [functools.partial(_task_loss, policy, batch) for batch in batches]
+    works = [functools.partial(_task_loss, policy, batch) for batch in batches]
     retained: RetentionReport | None = None
+    joined: TurnLosses | None = None
     if retention and retention.joins(step):
-        mean, retained = retention.join(step, losses)
+        mean, joined = retention.join(step, works)
     else:
-        mean = execution.accumulate(losses)
+        mean = execution.accumulate(works)
         retained = retention.merge(step) if retention else None
-    loss = mean.item()
+    means = mean.view(1) if joined is None else torch.cat([mean.view(1), joined.values])
     # A limit of 0 means no clipping in LeRobot.
-    norm = execution.clip(optimizer, clip_norm if clip_norm > 0 else math.inf)
+    limit = clip_norm if clip_norm > 0 else math.inf
+    (norm,), (loss, *turn) = read_together(*execution.clip(optimizer, limit, means))
+    if retention and joined:
+        retained = retention.report(step, joined, turn)
     skipped = not (math.isfinite(loss) and math.isfinite(norm)) or (
         retained is not None and not retained.finite
     )

@@ -122,7 +122,11 @@ class Trainer:
         self.student = student
         self.processes = processes or Processes.from_environment()
         self.execution = Execution(
-            policy, processes=self.processes, amp=config.amp, parallel=config.parallel
+            policy,
+            processes=self.processes,
+            amp=config.amp,
+            parallel=config.parallel,
+            units=student.adapter.shard_units(policy),
         )
         self._pipeline = pipeline_config(config, student, dataset, output)
         self.optimizer, self.scheduler = optimizer_and_scheduler(self._pipeline, policy)

@@ -4,6 +4,7 @@ base             `PolicyAdapter`: what to write for a new policy family
 families/        one module for each family, and the registry that chooses among them
 lerobot/         LeRobot's checkpoints, datasets and training state
 taps             read hidden states out of a running forward pass
+shard_units      modules that FSDP2 can gather one at a time
 pooling          which tokens are kept, and how they become vectors
 tokens           token masks that several families share
 attention_masks  attention masks of the policies that descend from openpi

@@ -221,6 +221,15 @@ class PolicyAdapter(ABC):
         """The vision-language model that an action expert reads; None if there is no expert."""
         return None
 
+    def shard_units(self, policy: Policy) -> list[nn.Module]:
+        """The modules that FSDP2 gathers one at a time; everything else is gathered for a step.
+
+        Each must be called as a module wherever its parameters are used. By default these are the
+        layers that are read at their output: they are called.
+        """
+        points = [point for stack in self.stacks(policy).values() for point in stack.points]
+        return [point.module for point in points if not point.before]
+
     def part_of(self, parameter: str) -> str:
         """The part of the policy under which reports count this parameter."""
         named = (part for part in self.reported_parts if f".{part}." in f".{parameter}")

@@ -1,9 +1,11 @@
 """Reading hidden states out of a running forward pass, and stopping it early."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from craftcli.policies.base import FeatureRequest, LayerStack, TapPoint
@@ -30,7 +32,7 @@ def tap(
     With `stop`, the pass ends after the last of these layers, and the rest of the block is skipped.
     The tensors are those of the forward pass, so a gradient through one is the whole gradient
     through that layer's output. A layer that runs again in the backward pass (gradient
-    checkpointing) is not recorded a second time.
+    checkpointing) is not recorded a second time. What torch.compile has compiled runs uncompiled.
     """
     seen: dict[int, Tensor] = {}
     last = max(layers) if stop and layers else None
@@ -38,7 +40,8 @@ def tap(
         _hook(stack.points[layer], _recorder(seen, layer, stop=layer == last)) for layer in layers
     ]
     try:
-        yield seen
+        with _uncompiled():
+            yield seen
     except _StopForward as stopped:
         if stopped.seen is not seen:
             raise
@@ -62,6 +65,20 @@ def is_recomputing(module: nn.Module) -> bool:
     """Whether a module recomputes its layers in the backward pass when it is in training mode."""
     names = ("gradient_checkpointing", "gradient_checkpointing_enabled")
     return any(getattr(module, name, False) is True for name in names)
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Let compiled functions run as they were written.
+
+    A compiled forward pass does not call hooks that were added after its compilation, and it cannot
+    be stopped.
+    """
+    if "torch._dynamo" not in sys.modules:  # slow to import, and without it nothing is compiled
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def _hook(point: TapPoint, record: Callable[[Any], None]) -> Any:

@@ -428,10 +428,10 @@ def test_skipped_steps_are_counted(
 
     clip, steps = Execution.clip, []
 
-    def nan_sometimes(self: Execution, *rest: Any) -> float:
-        norm = clip(self, *rest)
+    def nan_sometimes(self: Execution, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        norm, means = clip(self, *rest)
         steps.append(norm)
-        return float("nan") if len(steps) in bad else norm
+        return norm * torch.nan if len(steps) in bad else norm, means
 
     monkeypatch.setattr(Execution, "clip", nan_sometimes)
     short = ("--mode", "none", "--batch-size", 2, "--device", "cpu", "--steps", 5)

@@ -5,39 +5,16 @@ from typing import Any
 
 import pytest
 import torch
+from tiny.steps import make_trainer, one_step
 
 from craftcli.config.train import TrainConfig
-from craftcli.engine.metrics import StepReport
 from craftcli.engine.retention.imitation import Imitation
-from craftcli.engine.retention.opening import open_terms
-from craftcli.engine.step import train_step
-from craftcli.engine.trainer import Trainer
 from craftcli.policies.lerobot.batches import TaskBatches, read_rows
 from craftcli.sources import open_policy
 
 
 def weights(policy: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in policy.named_parameters()}
-
-
-def make_trainer(student: Any, data: Any, cache: Path, **settings: Any) -> Trainer:
-    small = {"steps": 4, "batch_size": 4, "anchor_batch_size": 4, "device": "cpu"}
-    config = TrainConfig(**{**small, "mode": "hidden", **settings})
-    terms = open_terms(config, student, cache) if config.retains else None
-    return Trainer(config, student, data, terms, output=Path("unused"))
-
-
-def one_step(trainer: Trainer, batches: list[Any], **changed: Any) -> StepReport:
-    parts: dict[str, Any] = {
-        "policy": trainer.student.policy,
-        "execution": trainer.execution,
-        "optimizer": trainer.optimizer,
-        "scheduler": trainer.scheduler,
-        "retention": trainer.retention,
-        "clip_norm": 1.0,
-        "data_s": 0.0,
-    }
-    return train_step(0, batches, **{**parts, **changed})
 
 
 def test_every_trained_tensor_moves(student: Any, new_data: Any, cache: Path) -> None:

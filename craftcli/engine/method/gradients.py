@@ -4,6 +4,7 @@ A gradient is a list with one entry for each trainable parameter. None means tha
 reach the parameter; it counts as zero.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -78,14 +79,28 @@ def inner_products(
     [groups, 3] over the processes. A loss scale that both gradients carry is divided out. Partial
     sums are float32, which is safe for elements up to about 1e15; their total is float64.
     """
-    numbers = [0] * len(task) if groups is None else groups
-    table = _sum_table(task, ret, numbers)
+    table = product_table(task, ret, groups=groups)
     if reduce is not None:
         table = reduce(table)
-    # One transfer: a .item() per parameter would stall the device hundreds of times.
-    rows: list[list[float]] = table.tolist()
+    return unpack_products(table.flatten().tolist(), scale=scale)
+
+
+@torch.no_grad()
+def product_table(
+    task: Gradients, ret: Gradients, *, groups: Sequence[int] | None = None
+) -> Tensor:
+    """The sums of `inner_products` [groups, 3], of this process and still on the device.
+
+    One tensor for one transfer: a .item() per parameter would stall the device hundreds of times.
+    """
+    return _sum_table(task, ret, [0] * len(task) if groups is None else groups)
+
+
+def unpack_products(values: Sequence[float], *, scale: float = 1.0) -> list[Products]:
+    """The products of each group from the values of a `product_table`, read by the host."""
     square = scale * scale
-    return [Products(*(value / square for value in row)) for row in rows]
+    rows = itertools.batched((value / square for value in values), 3)
+    return [Products(*row) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -157,10 +172,14 @@ def _sum_table(task: Gradients, ret: Gradients, numbers: Sequence[int]) -> Tenso
     if not scalars:
         return torch.zeros(count, 3, dtype=torch.float64)
     stacked = torch.stack(scalars)
-    # Apple's GPUs have no float64.
-    wide = torch.float32 if stacked.device.type == "mps" else torch.float64
+    wide = widest_float(stacked.device)
     slots = torch.split(stacked, [len(slot) for slot in sums])
     return torch.stack([slot.sum(dtype=wide) for slot in slots]).view(count, 3)
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """The widest float of a device: Apple's GPUs have no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _piece_size(task: Gradients, ret: Gradients) -> int:

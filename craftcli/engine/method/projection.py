@@ -60,6 +60,30 @@ def project_and_merge_(
     for itself. `groups`, `reduce` and `scale` are those of `inner_products`.
     """
     products = inner_products(task, ret, groups=groups, reduce=reduce, scale=scale)
+    return merge_known_(
+        task,
+        ret,
+        products,
+        threshold=threshold,
+        project=project,
+        merge=merge,
+        lam=lam,
+        groups=groups,
+    )
+
+
+def merge_known_(
+    task: Gradients,
+    ret: Gradients,
+    products: Sequence[Products],
+    *,
+    threshold: float,
+    project: bool,
+    merge: Merge,
+    lam: float,
+    groups: Sequence[int] | None = None,
+) -> tuple[list[Tensor | None], "ProjectionReport"]:
+    """`project_and_merge_` for gradients whose inner products are known."""
     weights = [
         merge_weights(p, threshold=threshold, project=project, merge=merge, lam=lam)
         for p in products
@@ -119,7 +143,7 @@ class ProjectionReport:
         return self.conflict_share > 0
 
 
-def _report(products: list[Products], threshold: float) -> ProjectionReport:
+def _report(products: Sequence[Products], threshold: float) -> ProjectionReport:
     total = sum(products, Products(0.0, 0.0, 0.0))
     reached = [p for p in products if p.reached]
     return ProjectionReport(

@@ -1,6 +1,7 @@
 """What the student is held to, how it is opened, and the constraint itself.
 
 - `retention`: `Retention`, the constraint that is applied in every training step.
+- `turn_losses`: the losses of a turn, on the device until they are read.
 - `terms`: what a term is; one module for each kind of term:
   - `imitation`: hidden states, actions and tokens of a cache (modes hidden, action, token_ce),
   - `replay`: the policy's own loss on old data (mode replay),

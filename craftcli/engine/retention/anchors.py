@@ -31,6 +31,7 @@ from craftcli.choices import Kind
 from craftcli.config.parsing import JOINED
 from craftcli.engine.retention.anchor_dataset import AnchorDataset
 from craftcli.engine.retention.held_out_rows import split_rows
+from craftcli.engine.transfers import to_device
 from craftcli.errors import CraftError
 
 _INPUTS = "inputs/"
@@ -237,19 +238,22 @@ class AnchorSet:
     def read(self, rows: NDArray[Any], device: torch.device) -> AnchorBatch:
         """These rows of the cache, on the device."""
         inputs = {
-            name.removeprefix(_INPUTS): unpack(
-                self.reader.read(name, rows), self.reader.spec(name).attributes
-            ).to(device)
+            name.removeprefix(_INPUTS): to_device(
+                unpack(self.reader.read(name, rows), self.reader.spec(name).attributes), device
+            )
             for name in self._input_names
         }
         if self._images is not None:
             frames = self.reader.read(_FRAMES, rows).tolist()
             images = self._images.read_images(frames, read_variations(self.reader, rows))
-            inputs |= {key: image.to(device) for key, image in images.items()}
+            inputs |= {key: to_device(image, device) for key, image in images.items()}
         targets = {
-            layer: torch.from_numpy(
-                decode(self.reader.read(f"hidden/{layer}", rows), self.manifest.dtype)
-            ).to(device)
+            layer: to_device(
+                torch.from_numpy(
+                    decode(self.reader.read(f"hidden/{layer}", rows), self.manifest.dtype)
+                ),
+                device,
+            )
             for layer in self._layers
         }
         outputs = {name: self._tensor(name, rows, device) for name in self._output_names}
@@ -257,7 +261,7 @@ class AnchorSet:
         return AnchorBatch(inputs=inputs, targets=targets, mask=mask, outputs=outputs)
 
     def _tensor(self, name: str, rows: NDArray[Any], device: torch.device) -> Tensor:
-        return torch.from_numpy(self.reader.read(name, rows)).to(device)
+        return to_device(torch.from_numpy(self.reader.read(name, rows)), device)
 
     def _layer_variance(self, layer: str) -> float:
         stats = self.reader.stats(layer)

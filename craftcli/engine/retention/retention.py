@@ -23,21 +23,25 @@ from craftcli.config.train import TrainConfig
 from craftcli.engine.execution import Execution, Work
 from craftcli.engine.method.budget import Budget
 from craftcli.engine.method.constraint import Constraint, Note
+from craftcli.engine.method.gradients import (
+    Gradients,
+    Products,
+    product_table,
+    unpack_products,
+)
 from craftcli.engine.method.held_out import EVERY
 from craftcli.engine.method.losses import RetentionLoss
 from craftcli.engine.method.multiplier import Multiplier
 from craftcli.engine.method.parameter_groups import layer_groups, optimizer_groups
-from craftcli.engine.method.projection import (
-    ProjectionReport,
-    plain_weights,
-    project_and_merge_,
-)
+from craftcli.engine.method.projection import ProjectionReport, merge_known_, plain_weights
 from craftcli.engine.metrics import RetentionReport
 from craftcli.engine.retention.anchors import NumberedAnchors
 from craftcli.engine.retention.opening import open_terms
 from craftcli.engine.retention.own_loop import loop_execution, loop_student
 from craftcli.engine.retention.self_check import require_self_check, self_check
 from craftcli.engine.retention.terms import RetentionTerms
+from craftcli.engine.retention.turn_losses import TurnLosses
+from craftcli.engine.transfers import read_together
 from craftcli.errors import EXIT_USAGE, CraftError
 from craftcli.locations import Location, locate
 from craftcli.policies.base import Policy
@@ -186,24 +190,26 @@ class Retention:
         task = _take_gradients(parameters)
         # Before the backward pass: FSDP2 keeps the whole weights from a forward pass until then.
         held_out = self._measure_held_out(turn)
-        losses = self._backward(turn)
-        self._observe_held_out(losses, held_out)
+        seen: list[dict[str, Tensor]] = []
+        self.execution.accumulate(self._works(turn, seen))
         ret = _take_gradients(parameters)
+        measured = TurnLosses.of(seen, held_out)
+        losses, held, products = self._read(measured, task, ret)
+        self._observe_held_out(losses, held)
         projects = self._projects(step, losses)
-        merged, seen = project_and_merge_(
+        merged, angle = merge_known_(
             task,
             ret,
+            products,
             threshold=self.config.conflict_threshold,
             project=projects,
             merge=self.config.merge,
             lam=self._weight(turn),
             groups=self._projection_groups(),
-            reduce=self.execution.total if self.execution.sharded else None,
-            scale=self.execution.scale,
         )
         for parameter, gradient in zip(parameters, merged, strict=True):
             parameter.grad = gradient
-        return self._report(step, losses, held_out, seen, projected=projects and seen.conflict)
+        return self._report(step, losses, held, angle, projected=projects and angle.conflict)
 
     def joins(self, step: int) -> bool:
         """Whether one backward pass of a L_task + b L_ret does what `merge` does in this step.
@@ -222,11 +228,12 @@ class Retention:
         always = config.project_when is ProjectWhen.CONFLICT
         return not always and not any(c.violated for c in self._constraints.values())
 
-    def join(self, step: int, tasks: Sequence[Work]) -> tuple[Tensor, RetentionReport]:
+    def join(self, step: int, tasks: Sequence[Work]) -> tuple[Tensor, TurnLosses]:
         """Compute the gradient of a L_task + b L_ret in one backward pass; for steps that `joins`.
 
-        `tasks` compute the losses of the task's batches. Returns their mean, and the report; the
-        multiplier's step is left to `update`. Between processes there is one reduction.
+        `tasks` compute the losses of the task's batches. Returns their mean in this process, and
+        the losses of the turn. When their values have been read, together with whatever else the
+        step reads, `report` takes them. Between processes there is one reduction.
         """
         turn = self._turn(step)
         held_out = self._measure_held_out(turn)
@@ -241,10 +248,13 @@ class Retention:
 
         pairs = zip(tasks, self._works(turn, seen), strict=True)
         self.execution.accumulate([functools.partial(both, *pair) for pair in pairs])
-        losses = self._means(seen)
+        return torch.stack(task_losses).mean(), TurnLosses.of(seen, held_out)
+
+    def report(self, step: int, joined: TurnLosses, values: Sequence[float]) -> RetentionReport:
+        """The report of a step that `join` took, from the losses' means over all processes."""
+        losses, held_out = joined.by_name(values)
         self._observe_held_out(losses, held_out)
-        loss = self.execution.mean(torch.stack(task_losses).mean())
-        return loss, self._report(step, losses, held_out, None, projected=False)
+        return self._report(step, losses, held_out, None, projected=False)
 
     def update(self, step: int, report: RetentionReport) -> RetentionReport:
         """Take the multiplier's step after a turn; returns its report with notes for the user."""
@@ -287,11 +297,17 @@ class Retention:
     def _weight(self, turn: int) -> float:
         return sum(constraint.weight(turn) for constraint in self._constraints.values())
 
-    def _backward(self, turn: int) -> dict[str, float]:
-        """Compute the gradient of L_ret; returns the mean losses of modes and layers by name."""
-        seen: list[dict[str, Tensor]] = []
-        self.execution.accumulate(self._works(turn, seen))
-        return self._means(seen)
+    def _read(
+        self, measured: TurnLosses, task: Gradients, ret: Gradients
+    ) -> tuple[dict[str, float], dict[str, float], list[Products]]:
+        """Read what decides a turn in one transfer: losses, held-out losses, inner products."""
+        table = product_table(task, ret, groups=self._projection_groups())
+        if self.execution.sharded:
+            means, table = self.execution.reduce(measured.values, table)
+        else:  # every process has the whole gradients, and they are the same
+            means, _ = self.execution.reduce(measured.values)
+        values, rows, (scale,) = read_together(means, table, self.execution.scale)
+        return *measured.by_name(values), unpack_products(rows, scale=scale)
 
     def _works(self, turn: int, seen: list[dict[str, Tensor]]) -> list[Work]:
         """What computes L_ret on each of this process's anchor batches, and adds to `seen`."""
@@ -304,12 +320,7 @@ class Retention:
             for number in range(turn * count, (turn + 1) * count)
         ]
 
-    def _means(self, seen: list[dict[str, Tensor]]) -> dict[str, float]:
-        table = torch.stack([torch.stack([s.float() for s in one.values()]) for one in seen])
-        means: list[float] = self.execution.mean(table.mean(0)).tolist()
-        return dict(zip(seen[0], means, strict=True))
-
-    def _measure_held_out(self, turn: int) -> dict[str, float]:
+    def _measure_held_out(self, turn: int) -> dict[str, Tensor]:
         """The loss of each mode on held-out anchors; empty in turns that do not measure it."""
         if self.anchors is None or self.anchors.held_out is None or turn % EVERY:
             return {}
@@ -322,8 +333,8 @@ class Retention:
             modes.extend(losses)
             return torch.stack([loss.total for loss in losses.values()])
 
-        means: list[float] = self.execution.measure(work).tolist()
-        return {mode.value: mean for mode, mean in zip(modes, means, strict=True)}
+        losses = self.execution.measure(work)
+        return {mode.value: loss for mode, loss in zip(modes, losses, strict=True)}
 
     def _observe_held_out(self, losses: Mapping[str, float], held_out: Mapping[str, float]) -> None:
         """Show every constraint its loss on held-out anchors; weights have no such loss."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, override
 
 import torch
 from lerobot.utils.constants import ACTION
-from torch import Tensor
+from torch import Tensor, nn
 
 from craftcli.choices import Layout, OutputKind, Pooling
 from craftcli.errors import EXIT_USAGE, CraftError
@@ -170,6 +170,10 @@ class PathAdapter(PolicyAdapter):
     @override
     def enable_gradient_checkpointing(self, policy: Policy) -> None:
         self._runner.enable_gradient_checkpointing(policy)
+
+    @override
+    def shard_units(self, policy: Policy) -> list[nn.Module]:
+        return self._runner.shard_units(policy)
 
     @override
     def part_of(self, parameter: str) -> str:

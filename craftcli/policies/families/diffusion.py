@@ -5,7 +5,7 @@ from typing import Any, ClassVar, override
 
 import torch
 from lerobot.utils.constants import ACTION, OBS_ENV_STATE, OBS_IMAGES, OBS_STATE
-from torch import Tensor
+from torch import Tensor, nn
 
 from craftcli.choices import OutputKind, Pooling
 from craftcli.policies.base import (
@@ -65,6 +65,12 @@ class DiffusionAdapter(PolicyAdapter):
             "bottleneck": LayerStack.of_modules(unet.mid_modules),
             "up": LayerStack.of_modules([*ends, unet.final_conv[0]]),
         }
+
+    @override
+    def shard_units(self, policy: Policy) -> list[nn.Module]:
+        unet = _unet(policy)
+        levels = [*unet.down_modules, *unet.up_modules]
+        return [*unet.mid_modules, *(part for level in levels for part in level)]
 
     @override
     def tokens_of(self, stack: str) -> frozenset[str]:

@@ -13,6 +13,7 @@ from craftcli.policies.attention_masks import additive
 from craftcli.policies.base import Batch, LayerStack, Policy
 from craftcli.policies.families.flow import EXPERT, VLM, FlowAdapter, Stream
 from craftcli.policies.pooling import TokenMasks
+from craftcli.policies.shard_units import attention_units, paligemma_units
 from craftcli.policies.tokens import action_masks
 
 
@@ -33,6 +34,17 @@ class Pi05Adapter(FlowAdapter):
     def language_model(self, policy: Policy) -> nn.Module:
         model: nn.Module = policy.model.paligemma_with_expert.paligemma
         return model
+
+    @override
+    def shard_units(self, policy: Policy) -> list[nn.Module]:
+        paligemma = policy.model.paligemma_with_expert.paligemma
+        expert = policy.model.paligemma_with_expert.gemma_expert
+        # The head of the expert is as large as its vocabulary, and never used.
+        return [
+            *paligemma_units(paligemma),
+            *attention_units(expert.model.layers),
+            expert.lm_head,
+        ]
 
     @override
     def compute_dtype(self, policy: Policy) -> torch.dtype:

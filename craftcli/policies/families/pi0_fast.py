@@ -10,7 +10,7 @@ from lerobot.utils.constants import (
     OBS_LANGUAGE_ATTENTION_MASK,
     OBS_LANGUAGE_TOKENS,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 from craftcli.choices import IGNORED_LABEL, OutputKind, Pooling
 from craftcli.policies.attention_masks import additive
@@ -25,6 +25,7 @@ from craftcli.policies.base import (
     PolicyOutput,
 )
 from craftcli.policies.pooling import TokenMasks
+from craftcli.policies.shard_units import paligemma_units
 from craftcli.policies.taps import may_stop, tap
 
 
@@ -45,6 +46,10 @@ class Pi0FastAdapter(PolicyAdapter):
     def stacks(self, policy: Policy) -> dict[str, LayerStack]:
         language_model = _paligemma(policy).model.language_model
         return {"vlm": LayerStack.of_norms(language_model.layers, language_model.norm)}
+
+    @override
+    def shard_units(self, policy: Policy) -> list[nn.Module]:
+        return paligemma_units(_paligemma(policy))
 
     @override
     def input_keys(self, policy: Policy, batch: Batch, request: FeatureRequest) -> tuple[str, ...]:

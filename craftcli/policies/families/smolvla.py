@@ -12,6 +12,7 @@ from craftcli.errors import CraftError
 from craftcli.policies.base import Batch, FeatureRequest, LayerStack, Policy
 from craftcli.policies.families.flow import EXPERT, VLM, FlowAdapter, Stream
 from craftcli.policies.pooling import TokenMasks
+from craftcli.policies.shard_units import attention_units, vision_units
 from craftcli.policies.taps import tap
 from craftcli.policies.tokens import action_masks
 
@@ -33,6 +34,13 @@ class SmolVLAAdapter(FlowAdapter):
     def language_model(self, policy: Policy) -> nn.Module:
         model: nn.Module = policy.model.vlm_with_expert.vlm
         return model
+
+    @override
+    def shard_units(self, policy: Policy) -> list[nn.Module]:
+        both = policy.model.vlm_with_expert
+        layers = [*_text_model(policy).layers, *both.lm_expert.layers]
+        ends = [_text_model(policy).embed_tokens, both.vlm.lm_head]
+        return [*attention_units(layers), *vision_units(both.get_vlm_model().vision_model), *ends]
 
     @override
     def compute_dtype(self, policy: Policy) -> torch.dtype:

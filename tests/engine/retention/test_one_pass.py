@@ -59,7 +59,8 @@ def test_one_pass_gives_the_gradient_of_two(
     loss = two.execution.accumulate(works)
     expected = two.merge(STEP)
     merged = gradients(student.policy)
-    joined_loss, report = one.join(STEP, works)
+    joined_loss, losses = one.join(STEP, works)
+    report = one.report(STEP, losses, losses.values.tolist())
     joined = gradients(student.policy)
     assert expected is not None
     assert expected.gradients is not None
@@ -117,7 +118,8 @@ def test_a_turn_above_the_budget_brings_two_passes_back(
     retention = turned(retention_of(student, cache, epsilon_start=1e-6), 1.0)
     assert retention.joins(STEP)
     drift(student.policy)
-    _, report = retention.join(STEP, tasks(student, new_data))
+    _, losses = retention.join(STEP, tasks(student, new_data))
+    report = retention.report(STEP, losses, losses.values.tolist())
     assert report.violated
     retention.update(STEP, report)
     assert not retention.joins(STEP + 1)
