@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import ACT, smolvla
+from tiny import smolvla
+from tiny.act import ACT
 from tiny.pi0 import PI0
 from tiny.pi05 import PI05
 from tiny.world import save, write_dataset

@@ -103,10 +103,14 @@ def test_scenes_that_count_resets_follow_the_seed(teacher: Any) -> None:
     policy = teacher.policy.config
     (environment,) = lerobot_environments("craft_test_blocks", "Counted-v0", policy)
     worlds = [environment.make() for _ in range(2)]
-    first, second = (world.reset(1000 + n).observation for n, world in enumerate(worlds))
-    assert first["observation.state"].tolist() != second["observation.state"].tolist()
-    again = worlds[1].reset(1000).observation
-    assert first["observation.state"].tolist() == again["observation.state"].tolist()
+
+    def state(world: Any, seed: int) -> list[float]:
+        states: list[float] = world.reset(seed).observation["observation.state"].tolist()
+        return states
+
+    first, second = (state(world, 1000 + n) for n, world in enumerate(worlds))
+    assert first != second
+    assert first == state(worlds[1], 1000)
     for world in worlds:
         world.close()
 
