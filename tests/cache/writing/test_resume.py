@@ -417,7 +417,8 @@ def test_a_write_without_a_way_to_resume_it_keeps_nothing(path: Path) -> None:
     assert os.listdir(path.parent) == []
 
 
-@pytest.mark.parametrize("files", range(1, 22, 4))
+# The twenty-first is the first commit record, whose chunk is kept; packed chunks are not counted.
+@pytest.mark.parametrize("files", [1, 5, 9, 13, 17, 20])
 def test_ctrl_c_while_the_arrays_are_created_leaves_nothing_in_the_way(
     path: Path, undisturbed: Any, monkeypatch: pytest.MonkeyPatch, files: int
 ) -> None:
