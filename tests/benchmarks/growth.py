@@ -208,6 +208,8 @@ def draw(curves: Sequence[Curve]) -> Any:
         top = max(ratio for curve in curves if curve.of == of for ratio in curve.ratios)
         if top > 10:
             axes.set_yscale("log")
+            # The style of the plots reads no formulas, which powers of ten would be.
+            axes.yaxis.set_major_formatter("{x:g}")
         else:
             axes.set_ylim(0, 1.15 * top)
         axes.set(title=of.capitalize(), xlabel=of, ylabel="cost / that of the smallest")

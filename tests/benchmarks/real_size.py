@@ -23,6 +23,8 @@ from typing import Any
 
 from table import HEADER, Row, where
 
+from craftcli.system.memory import peak_bytes
+
 NAMES = ("act", "diffusion", "smolvla", "pi0_fast")
 STEPS = 3
 """Training steps of `craft dryrun` and `craft train`."""
@@ -143,7 +145,8 @@ def _run(command: str, made: dict[str, Any], folder: Path, *, quick: bool) -> Co
         began = time.perf_counter(), time.process_time()
         _run_here(arguments)
         took = time.perf_counter() - began[0], time.process_time() - began[1]
-        return Command(name=command, wall_s=took[0], processor_s=took[1], peak_gib=1.0)
+        peak = peak_bytes() / 2**30  # of all that this process has done
+        return Command(name=command, wall_s=took[0], processor_s=took[1], peak_gib=peak)
     began_s = time.perf_counter()
     _, usage = _watched([str(Path(sys.executable).with_name("craft")), *arguments])
     return Command(
