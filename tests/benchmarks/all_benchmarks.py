@@ -24,6 +24,7 @@ MODULES = {
     "build": "build_throughput",
     "rows": "row_read",
     "made": "made_rows",
+    "video": "video_anchors",
     "live": "live_teacher",
     "growth": "growth",
 }

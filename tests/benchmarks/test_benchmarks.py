@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-NAMES = ("step", "default", "sizes", "read", "size", "build", "rows", "made", "live", "growth")
+NAMES = (
+    *("step", "default", "sizes", "read", "size", "build", "rows", "made", "video", "live"),
+    "growth",
+)
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import random
 import shutil
 import tempfile
 import time
-from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,7 +28,7 @@ quiet_libraries(debug=False)
 
 import numpy as np
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
-from train_step import machine
+from table import Row, row_of, where
 
 from craftcli.policies.lerobot.batches import read_rows
 
@@ -74,21 +73,38 @@ def measure(folder: Path, *, rounds: int, **size: int) -> dict[str, list[float]]
     return found
 
 
+def rows(*, quick: bool) -> list[Row]:
+    """A random frame of a video over a stored image."""
+    return [
+        row_of(f"video: a random frame of {height} lines / a stored image", "wall clock", ratios)
+        for height, found in measure_all(quick=quick).items()
+        for ratios in [[v / i for v, i in zip(found["video"], found["image"], strict=True)]]
+    ]
+
+
+def measure_all(*, quick: bool) -> dict[int, dict[str, list[float]]]:
+    """What `measure` finds, by the height of the camera's picture."""
+    rounds, frames = (2, 8) if quick else (30, 150)
+    found = {}
+    for height in (48,) if quick else (240, 480):
+        with tempfile.TemporaryDirectory() as folder:
+            found[height] = measure(
+                Path(folder), rounds=rounds, episodes=2, frames=frames, height=height
+            )
+    return found
+
+
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small and short: does it run?")
-    arguments = parser.parse_args()
-    rounds, frames = (2, 8) if arguments.quick else (30, 150)
-    print(f"{date.today()}, {os.cpu_count()} cores {machine()}, load {os.getloadavg()[0]:.1f}")
-    print("| camera | ms a frame of a video | ms an image | video / image |")
-    print("|---|---|---|---|")
-    for height in (48,) if arguments.quick else (240, 480):
-        with tempfile.TemporaryDirectory() as folder:
-            found = measure(Path(folder), rounds=rounds, episodes=2, frames=frames, height=height)
-        ratio = median(v / i for v, i in zip(found["video"], found["image"], strict=True))
-        cells = (f"{median(found[name]):.1f}" for name in ("video", "image"))
-        print(f"| {height * 4 // 3} x {height} | {' | '.join(cells)} | {ratio:.1f} |")
+    found = measure_all(quick=parser.parse_args().quick)
+    print(where())
+    print("| camera | ms a frame of a video | ms an image |")
+    print("|---|---|---|")
+    for height, times in found.items():
+        cells = (f"{median(times[name]):.1f}" for name in ("video", "image"))
+        print(f"| {height * 4 // 3} x {height} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
