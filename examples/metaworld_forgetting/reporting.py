@@ -29,7 +29,7 @@ _SUBTITLES = {
     "-coverage": ": where the anchors do not reach",
     "-recipe": ": what the defaults were chosen by",
     "-few": ": how little of the old data is enough",
-    "-little": ": no old data or sixteen frames, with all steps",
+    "-little": ": no old data or sixteen frames, with all steps, *held out*",
     "-sources": ": other sources of anchors",
     "-statistics": ": which statistics",
 }
