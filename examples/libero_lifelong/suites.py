@@ -1,5 +1,6 @@
 """The suites that are learned one after the other: their data, and where success is measured."""
 
+import importlib
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,8 +24,8 @@ class Suite:
 
 
 def _libero_instructions(name: str) -> list[str]:
-    from libero.libero import benchmark
-
+    # Of lerobot[libero], which craft does not install.
+    benchmark = importlib.import_module("libero.libero.benchmark")
     return [task.language for task in benchmark.get_benchmark_dict()[name]().tasks]
 
 

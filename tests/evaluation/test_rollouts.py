@@ -67,9 +67,10 @@ def test_a_world_must_show_what_the_policy_reads(teacher: Any) -> None:
 
 def test_a_world_may_use_the_names_that_the_policy_renames(teacher: Any) -> None:
     camera = next(iter(teacher.policy.config.image_features))
-    renaming = load_checkpoint(teacher.source, device="cpu", renames={"elsewhere": camera})
+    name = "observation.images.elsewhere"
+    renaming = load_checkpoint(teacher.source, device="cpu", renames={name: camera})
     (red,) = demo_environments(("red",))
-    other = dataclasses.replace(red, make=partial(DemoSimulation, "red", "elsewhere"))
+    other = dataclasses.replace(red, make=partial(DemoSimulation, "red", name))
     assert rollout(renaming, other, episodes=2) == rollout(teacher, red, episodes=2)
 
 
