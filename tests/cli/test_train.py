@@ -240,7 +240,7 @@ def test_settings_and_state_are_beside_the_checkpoint(trained: tuple[Any, Path])
     assert multiplier.value != 2.0
     assert state["retention"]["joint"]["multiplier"] == {
         "value": pytest.approx(multiplier.value),
-        "rule": "relative",
+        "rule": "balanced",
     }
 
 

@@ -45,6 +45,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def settings(world: dict[str, str], output: Path, **changed: Any) -> TrainConfig:
     fixed = {"steps": STEPS, "save_every": 0, "log_every": 1, "lr": 2e-4, "device": "cpu"}
     fixed |= {"mode": "hidden+action", "epsilon_start": 0.001, "lambda_lr": 0.004, "seed": 3}
+    # Below 1, where the size of the gradients does not bound λ.
+    fixed |= {"lambda_init": 0.2}
     paths = {**world, "cache": Path(world["cache"]), "output": output}
     return TrainConfig(**{**fixed, **paths, **changed})
 

@@ -186,7 +186,9 @@ def actor(steps: list[int] | None) -> Any:
         parameters=lambda: iter([torch.zeros(1)]),
         select_action=lambda batch: torch.zeros(len(batch[STATE]), 2),
     )
-    return SimpleNamespace(policy=policy, preprocess=lambda b: b, postprocess=lambda a: a)
+    return SimpleNamespace(
+        policy=policy, preprocess=lambda b: b, postprocess=lambda a: a, renames={}
+    )
 
 
 WORLD = Environment(name="counting", make=Counting, max_steps=9)

@@ -35,7 +35,7 @@ def test_varied_rows_have_the_labels_of_their_frames(
     monkeypatch.syspath_prepend(METAWORLD)
     beginnings = importlib.import_module("beginnings")
     varied_replay = importlib.import_module("varied_replay")
-    teacher = beginnings.write_fresh(family, tmp_path / "teacher", old, seed=0)
+    teacher = beginnings.write_fresh(family, tmp_path / "teacher", [old], seed=0)
     root = varied_replay.write_varied(
         tmp_path / "varied", old, teacher, frames=FRAMES, augment=AUGMENT
     )
@@ -63,8 +63,9 @@ def test_quick_draws_the_picture(
 ) -> None:
     groups = importlib.import_module("arms").GROUPS
     some = ("plain fine-tuning", "16 frames: as they are", "16 frames: replay, varied")
-    monkeypatch.setitem(groups, "few", [arm for arm in groups["few"] if arm["name"] in some])
-    run_metaworld("run.py", "--groups", "few")
+    for group in ("few", "varied"):
+        monkeypatch.setitem(groups, group, [arm for arm in groups[group] if arm["name"] in some])
+    run_metaworld("run.py", "--groups", "few,varied")
     text = (tmp_path / "README.md").read_text()
     assert "| 16 frames: replay, varied | 1 |" in text
     assert (tmp_path / "pick-act-few.png").stat().st_size > 10_000

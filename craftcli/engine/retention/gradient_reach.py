@@ -110,41 +110,17 @@ class _Probed:
 
 
 def _probe(terms: RetentionTerms, trainable: Mapping[str, nn.Parameter]) -> _Probed:
-    """Find what each mode reaches; one forward pass for each term, one backward for each mode.
-
-    Once a mode reaches all that is trained, it is enough for the others that they reach anything.
-    """
+    """Find what each mode reaches; one forward pass for each term, one backward for each mode."""
     retained: frozenset[str] = frozenset()
     held: frozenset[str] = frozenset()
     idle: list[Mode] = []
     for term in terms:
-        # Outputs depend on most parameters, and come first.
-        for mode, probe in sorted(term.probes().items(), key=lambda item: item[0] is Mode.HIDDEN):
-            if held == trainable.keys() and _is_connected(probe, trainable.values()):
-                continue
+        for mode, probe in term.probes().items():
             names = _reached(probe, trainable, keep_graph=True)
             retained |= names
             held |= names if mode is not Mode.HIDDEN else frozenset()
             idle += [] if names else [mode]
     return _Probed(retained=retained, held=held, idle=tuple(m for m in terms.modes if m in idle))
-
-
-def _is_connected(scalar: Tensor, parameters: Iterable[nn.Parameter]) -> bool:
-    """Whether the scalar was computed from one of the parameters; needs no backward pass.
-
-    False may be wrong: parts that are recomputed in the backward pass do not show what they used.
-    """
-    wanted = {id(parameter) for parameter in parameters}
-    waiting, seen = [scalar.grad_fn], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if id(getattr(node, "variable", None)) in wanted:
-            return True
-        waiting += [following for following, _ in node.next_functions]
-    return False
 
 
 @contextmanager
