@@ -49,7 +49,9 @@ SAID = {
     ),
     "craft train --policy": (
         "Anchors: ",
-        "L_ret at the teacher's weights: 0 (0 to rounding)",
+        # The rounding itself differs from machine to machine.
+        "L_ret at the teacher's weights: ",
+        "(0 to rounding)",
         "Saved runs/blue/checkpoints/",
     ),
     "craft eval runs/blue": ("Drift on", "L_ret hidden", "L_ret action", "Loss on blue (new)"),
