@@ -256,10 +256,7 @@ def test_anchor_inputs_are_a_function_of_seed_and_row(
     chance = torch.get_rng_state()
     together = it.anchors(own_actions=own_actions)
     again = it.anchors(own_actions=own_actions)
-    row = {
-        key: value[2:3] if isinstance(value, torch.Tensor) and value.dim() else value
-        for key, value in it.batch.items()
-    }
+    row = it.checkpoint.preprocess(read_rows(it.dataset, ROWS[2:3]))
     with torch.no_grad():
         alone = it.adapter.anchor_inputs(it.policy, row, seeds=SEEDS[2:3], own_actions=own_actions)
     assert torch.equal(torch.get_rng_state(), chance)
