@@ -164,7 +164,7 @@ def _of_rows(batch: Batch, key: str) -> Tensor:
     All images have one size, because the preprocessor resizes them.
     """
     value: Tensor = batch[key]
-    return value if value.dim() == 3 else value.unflatten(0, (len(batch[_IDS]), -1))
+    return value if value.dim() == 3 else value.reshape(len(batch[_IDS]), -1, value.shape[-1])
 
 
 def _of_one_length(policy: Policy, batch: Batch) -> Batch:

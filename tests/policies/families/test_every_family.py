@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny import FAMILIES
-from tiny.family import Family
+from tiny.family import Family, hooked, keyword_of
 
 from craftcli.cache.build.build import build_cache
 from craftcli.cache.layers import resolve_layers
@@ -140,6 +141,16 @@ def assert_states(found: Features, layer: int, expected: torch.Tensor, *, alone:
         torch.testing.assert_close(states[valid], expected[valid], rtol=1e-5, atol=1e-5)
     else:
         assert torch.equal(states, expected)
+
+
+def test_a_reference_that_fails_leaves_no_hook_on_the_policy_that_tests_share() -> None:
+    policy = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    with pytest.raises(ImportError):
+        hooked(policy, ["0"], lambda: importlib.import_module("nowhere_to_be_found"))
+    with pytest.raises(ImportError):
+        keyword_of(policy, "0", "input", lambda: importlib.import_module("nowhere_to_be_found"))
+    assert not policy[0]._forward_hooks
+    assert not policy[0]._forward_pre_hooks
 
 
 @families
