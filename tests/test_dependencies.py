@@ -17,6 +17,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 NOT_IMPORTED = {
     "numcodecs": "zarr's codecs; the bound keeps out versions that do not know Zarr v3",
     "tensorboard": "imported by torch.utils.tensorboard",
+    "dm-tree": "imported by LeRobot's groot",
     "coverage": "measures the tests",
     "pytest-cov": "measures the tests",
     "pytest-xdist": "runs the tests",

@@ -192,6 +192,10 @@ class PolicyAdapter(ABC):
         """The entries of a preprocessed batch that are images of the policy's cameras."""
         return tuple(sorted(key for key in policy.config.image_features if key in batch))
 
+    def images(self, policy: Policy, batch: Batch) -> dict[str, Tensor]:
+        """The images of a preprocessed batch by `image_keys`, each tensor with one row per row."""
+        return {key: batch[key] for key in self.image_keys(policy, batch)}
+
     def action_bound(self, policy: Policy) -> float | None:
         """The limit to which the policy clips normalised actions; None if it does not clip."""
         return None

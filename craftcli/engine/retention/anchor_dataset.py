@@ -59,8 +59,7 @@ class AnchorDataset:
                 partners = self._read(second.tolist())
                 mix_images(raw, partners, variations, self._dataset.meta.camera_keys)
             batch = self._preprocess(raw)
-        keys = self._policy.adapter.image_keys(self._policy.policy, batch)
-        return {key: batch[key] for key in keys}
+        return self._policy.adapter.images(self._policy.policy, batch)
 
     def check_with(self, digests: FrameDigests | None) -> None:
         """From now on refuse frames that do not have these digests."""

@@ -156,6 +156,10 @@ class PathAdapter(PolicyAdapter):
         return self._runner.image_keys(policy, batch)
 
     @override
+    def images(self, policy: Policy, batch: Batch) -> dict[str, Tensor]:
+        return self._runner.images(policy, batch)
+
+    @override
     def compute_dtype(self, policy: Policy) -> torch.dtype:
         return self._runner.compute_dtype(policy)
 

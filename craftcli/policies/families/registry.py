@@ -19,6 +19,7 @@ from craftcli.policies.base import PolicyAdapter
 from craftcli.policies.families.act import ActAdapter
 from craftcli.policies.families.any_policy import GenericAdapter
 from craftcli.policies.families.diffusion import DiffusionAdapter
+from craftcli.policies.families.groot import GrootAdapter
 from craftcli.policies.families.multi_task_dit import MultiTaskDitAdapter
 from craftcli.policies.families.pi0 import Pi0Adapter
 from craftcli.policies.families.pi0_fast import Pi0FastAdapter
@@ -57,6 +58,7 @@ ADAPTERS: tuple[PolicyAdapter, ...] = (
     checked(VqBetAdapter()),
     checked(MultiTaskDitAdapter()),
     checked(XvlaAdapter()),
+    checked(GrootAdapter()),
 )
 
 

@@ -3,6 +3,7 @@
 from tiny.act import ACT, STATE_ONLY
 from tiny.diffusion import DIFFUSION
 from tiny.family import Family
+from tiny.groot import GROOT
 from tiny.multi_task_dit import DIFFUSED, FLOWED
 from tiny.pi0 import PI0
 from tiny.pi0_fast import PI0_FAST
@@ -23,4 +24,5 @@ FAMILIES: tuple[Family, ...] = (
     PI0,
     PI0_FAST,
     XVLA,
+    GROOT,
 )

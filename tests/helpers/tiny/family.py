@@ -1,6 +1,8 @@
 """What the shared suite knows about a family, and plain hooks to check its adapter with."""
 
+import functools
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,16 +47,17 @@ class Family:
 def hooked(policy: Any, names: list[str], run: Callable[[], object]) -> dict[int, Tensor]:
     """What the modules of these names return while `run` runs, in the order of the names."""
     seen: dict[int, Tensor] = {}
-    handles = [
-        policy.get_submodule(name).register_forward_hook(
-            lambda _module, _args, output, number=number: seen.setdefault(number, output)
-        )
-        for number, name in enumerate(names)
-    ]
-    with torch.no_grad():
+
+    def keep(_module: Any, _args: Any, output: Tensor, *, number: int) -> None:
+        # A hook that returned it would replace what the module returns in a second call.
+        seen.setdefault(number, output)
+
+    with ExitStack() as hooks, torch.no_grad():
+        for number, name in enumerate(names):
+            module = policy.get_submodule(name)
+            hook = functools.partial(keep, number=number)
+            hooks.callback(module.register_forward_hook(hook).remove)
         run()
-    for handle in handles:
-        handle.remove()
     return seen
 
 
@@ -64,9 +67,11 @@ def keyword_of(policy: Any, name: str, keyword: str, run: Callable[[], object]) 
     handle = policy.get_submodule(name).register_forward_pre_hook(
         lambda _module, _args, keywords: seen.append(keywords[keyword]), with_kwargs=True
     )
-    with torch.no_grad():
-        run()
-    handle.remove()
+    try:
+        with torch.no_grad():
+            run()
+    finally:
+        handle.remove()
     return seen[0]
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny import FAMILIES
-from tiny.family import Family
+from tiny.family import Family, hooked, keyword_of
 
 from craftcli.cache.build.build import build_cache
 from craftcli.cache.layers import resolve_layers
@@ -142,6 +143,16 @@ def assert_states(found: Features, layer: int, expected: torch.Tensor, *, alone:
         assert torch.equal(states, expected)
 
 
+def test_a_reference_that_fails_leaves_no_hook_on_the_policy_that_tests_share() -> None:
+    policy = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    with pytest.raises(ImportError):
+        hooked(policy, ["0"], lambda: importlib.import_module("nowhere_to_be_found"))
+    with pytest.raises(ImportError):
+        keyword_of(policy, "0", "input", lambda: importlib.import_module("nowhere_to_be_found"))
+    assert not policy[0]._forward_hooks
+    assert not policy[0]._forward_pre_hooks
+
+
 @families
 def test_the_defaults_fit_the_policy(family: Family, opened: Any) -> None:
     it = opened(family)
@@ -256,10 +267,7 @@ def test_anchor_inputs_are_a_function_of_seed_and_row(
     chance = torch.get_rng_state()
     together = it.anchors(own_actions=own_actions)
     again = it.anchors(own_actions=own_actions)
-    row = {
-        key: value[2:3] if isinstance(value, torch.Tensor) and value.dim() else value
-        for key, value in it.batch.items()
-    }
+    row = it.checkpoint.preprocess(read_rows(it.dataset, ROWS[2:3]))
     with torch.no_grad():
         alone = it.adapter.anchor_inputs(it.policy, row, seeds=SEEDS[2:3], own_actions=own_actions)
     assert torch.equal(torch.get_rng_state(), chance)
