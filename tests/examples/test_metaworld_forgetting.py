@@ -19,9 +19,7 @@ def test_quick_goes_from_data_to_report(
     assert "<!-- end of pick-act -->\n\nAfter.\n" in text
     assert "| hidden + action | 1 |" in text
     half = next(line for line in text.splitlines() if line.startswith("| half of the scenes: act"))
-    # Old scenes with anchors or without, or both: there are two episodes. Then the new task.
-    assert half.count("[") in (2, 3)
-    assert not half.endswith("– |")
+    assert half.count("[") == 3  # with and without anchors, and new
     everything = json.loads((tmp_path / "results.json").read_text())
     assert everything.keys() == {"pick-act", "pick-act-coverage"}
     results = everything["pick-act"]

@@ -1,6 +1,7 @@
 """The user's day: every command of its page runs, in order and small, LeRobot's own ones too."""
 
 import json
+import re
 import shutil
 import tomllib
 from collections.abc import Iterator
@@ -49,7 +50,6 @@ SAID = {
     ),
     "craft train --policy": (
         "Anchors: ",
-        # The rounding itself differs from machine to machine.
         "L_ret at the teacher's weights: ",
         "(0 to rounding)",
         "Saved runs/blue/checkpoints/",
@@ -185,6 +185,13 @@ def test_craft_recognises_the_run_that_lerobot_train_continued(day: Day, begin: 
     for phrase in SAID_OF_CONTINUED[begin]:
         assert in_test(phrase) in said
         assert phrase.translate(NO_BRACES) in page
+
+
+def test_l_ret_is_zero_to_rounding_at_the_start(day: Day) -> None:
+    said = one_line(day.first("craft train --policy").output)
+    found = re.search(r"L_ret at the teacher's weights: (\S+) \(0 to rounding\)", said)
+    assert found is not None
+    assert 0 <= float(found[1]) < 1e-9
 
 
 def test_lerobot_eval_and_craft_eval_find_the_same_successes(day: Day) -> None:
