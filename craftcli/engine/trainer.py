@@ -23,7 +23,7 @@ from craftcli.engine.ending import Ending, explained_disk_errors, interruptible,
 from craftcli.engine.execution import Execution
 from craftcli.engine.failed_step import StepStart
 from craftcli.engine.file_digests import file_digest
-from craftcli.engine.judging import judge
+from craftcli.engine.judging import AnchorCount, judge
 from craftcli.engine.kept_checkpoints import point_to_best, remove_older
 from craftcli.engine.method.constraint import Note
 from craftcli.engine.metrics import (
@@ -297,12 +297,14 @@ class Trainer:
         return asdict(self._watch.measure(step, epsilon=last))
 
     def _verdict(self, step: int) -> Verdict:
+        anchors = self.retention.anchors if self.retention else None
         return judge(
             self._record,
             self.config,
             step=step,
             skipped=self._skipped,
             free_share=self._free_share,
+            anchors=AnchorCount.of(anchors.manifest) if anchors else None,
         )
 
     def _finish(self, report: StepReport | None) -> None:

@@ -19,6 +19,8 @@ class Outcome(StrEnum):
     """L_ret, or L_held, ended above ε."""
     PART_FREE = "part_free"
     """L_ret ended within its budget, but a part of what is trained is held by nothing."""
+    FEW_ANCHORS = "few_anchors"
+    """L_ret ended within its budget, but on so few frames that a policy learns them by heart."""
     NOTHING_HELD = "nothing_held"
     """Plain fine-tuning."""
     UNKNOWN = "unknown"
@@ -50,6 +52,8 @@ class Verdict:
     """Whether λ rose over the last 20 retention turns."""
     free_share: float = 0.0
     """The share of the trained weights that nothing holds behind the deepest retained layer."""
+    anchors: int | None = None
+    """How many anchors there were; None if there were none, or if an earlier version judged."""
     turns: int = 0
     since: int = 0
     """The step after which the figures begin; not 0 in a resumed run of an earlier version."""
@@ -59,7 +63,7 @@ class Verdict:
     @property
     def needs_action(self) -> bool:
         """Whether the user should change something."""
-        return self.outcome in (Outcome.EXCEEDED, Outcome.PART_FREE)
+        return self.outcome in (Outcome.EXCEEDED, Outcome.PART_FREE, Outcome.FEW_ANCHORS)
 
     @property
     def text(self) -> str:

@@ -164,20 +164,31 @@ class Bench:
         }
 
     def compare(
-        self, groups: Sequence[str], seeds: int, *, tuning: bool = False
+        self,
+        groups: Sequence[str],
+        seeds: int,
+        arms: Sequence[str] | None = None,
+        *,
+        tuning: bool = False,
     ) -> dict[str, SweepSpec]:
         """Train and measure arms; the sweeps by name, one for each table of the report.
 
+        `arms` are the names of those to take; None for all of the groups.
         `tuning` takes the seed and the episodes that settings are chosen with instead.
         """
         own = [TUNING_SEED] if tuning else [TUNING_SEED + 1 + n for n in range(seeds)]
         specs = {}
         for section, members in SECTIONS.items():
             wanted = [
-                [with_varied(entry, self.folder, self._old, self._teacher) for entry in entries]
-                for entries in (self._arms[group] for group in members if group in groups)
+                [
+                    with_varied(entry, self.folder, self._old, self._teacher)
+                    for entry in self._arms[group]
+                    if arms is None or entry["name"] in arms
+                ]
+                for group in members
+                if group in groups
             ]
-            if wanted:
+            if any(wanted):
                 chosen = self._chosen(section, wanted, own)
                 specs[self.name + section] = self._run(section, chosen, tuning=tuning)
         return specs

@@ -46,7 +46,7 @@ from bench import TUNING_SEED
 from continual_tasks import FAMILY, FULL, JOINT, QUICK, ContinualTasks
 from matrices import Matrix, earlier_matrices, matrices_table
 from matrix_plot import draw_matrices
-from reporting import README, WORK, add_results, apart, published, replaced
+from reporting import TABLES, WORK, add_results, apart, published, replaced
 from sequence import HELD, REPLAY
 from task_sequence import Anchors, Arm
 
@@ -68,9 +68,9 @@ ARMS: dict[str, Arm | None] = {
 }
 
 
-def publish(tasks: ContinualTasks, newer: list[Matrix], readme: Path, *, picture: bool) -> None:
-    """Renew the figures beside the README, and its table; the picture takes a second."""
-    before = published(readme, NAME) or {}
+def publish(tasks: ContinualTasks, newer: list[Matrix], tables: Path, *, picture: bool) -> None:
+    """Renew the figures beside the tables, and its table; the picture takes a second."""
+    before = published(tables, NAME) or {}
     matrices = [*earlier_matrices(before.get("matrices", []), newer), *newer]
     matrices.sort(key=lambda matrix: (list(ARMS).index(matrix.arm), matrix.seed))
     results: dict[str, Any] = {
@@ -80,14 +80,14 @@ def publish(tasks: ContinualTasks, newer: list[Matrix], readme: Path, *, picture
         "alone": tasks.alone,
         "matrices": [matrix.to_json() for matrix in matrices],
     }
-    add_results(readme, {NAME: results})
-    _renew_section(tasks, matrices, readme, picture=picture)
+    add_results(tables, {NAME: results})
+    _renew_section(tasks, matrices, tables, picture=picture)
 
 
 def _renew_section(
-    tasks: ContinualTasks, matrices: list[Matrix], readme: Path, *, picture: bool
+    tasks: ContinualTasks, matrices: list[Matrix], tables: Path, *, picture: bool
 ) -> None:
-    """The README's part about finished runs; runs for tuning are in the figures alone."""
+    """The part of the tables about finished runs; runs for tuning are in the figures alone."""
     reported = [matrix for matrix in matrices if matrix.seed != TUNING_SEED]
     done = [matrix for matrix in reported if len(matrix.rows[-1]) == len(tasks.tasks)]
     if not done:
@@ -98,7 +98,7 @@ def _renew_section(
         matrices_table(tasks.tasks, done, alone),
         _alone_line(tasks),
     ]
-    image = readme.with_name(f"{NAME}.png")
+    image = tables.with_name(f"{NAME}.png")
     if picture:
         draw_matrices(tasks.tasks, done, image)
     if image.is_file():
@@ -106,8 +106,8 @@ def _renew_section(
     if unfinished := [matrix for matrix in reported if matrix not in done]:
         listed = [f"{m.arm}, seed {m.seed} ({len(m.rows)} tasks)" for m in unfinished]
         parts.append(f"Unfinished: {'; '.join(listed)}.")
-    text = readme.read_text("utf-8") if readme.is_file() else ""
-    readme.write_text(replaced(text, NAME, "\n\n".join(parts)), encoding="utf-8")
+    text = tables.read_text("utf-8") if tables.is_file() else ""
+    tables.write_text(replaced(text, NAME, "\n\n".join(parts)), encoding="utf-8")
 
 
 def _alone_line(tasks: ContinualTasks) -> str:
@@ -126,14 +126,14 @@ def main(
     arms: Annotated[str | None, typer.Option(help="Which arms, with ';' between; all.")] = None,
     steps: Annotated[int | None, typer.Option(help="Of each task; 1000.")] = None,
     quick: Annotated[bool, typer.Option(help="Little of all, to see that it runs.")] = False,
-    readme: Annotated[Path, typer.Option(help="The file whose table is renewed.")] = README,
+    tables: Annotated[Path, typer.Option(help="The file whose table is renewed.")] = TABLES,
 ) -> None:
     """Learn task after task, and report the success on all of them."""
     effort = QUICK if quick else FULL
     if steps is not None:
         effort = replace(effort, steps=steps)
     if quick:
-        work, readme = apart(work, readme)
+        work, tables = apart(work, tables)
     tasks = ContinualTasks(work / NAME, effort)
     finished: list[Matrix] = []
     for seed in map(int, seeds.split(",")):
@@ -141,9 +141,9 @@ def main(
             arm = ARMS[name]
             found = [tasks.jointly(seed)] if arm is None else tasks.in_turn(name, arm, seed).run()
             for matrix in found:
-                publish(tasks, [*finished, matrix], readme, picture=False)
+                publish(tasks, [*finished, matrix], tables, picture=False)
             finished.append(matrix)
-            publish(tasks, finished, readme, picture=True)
+            publish(tasks, finished, tables, picture=True)
             typer.echo(f"{name}, seed {seed}: average success in the end {matrix.average:.2f}")
 
 

@@ -26,7 +26,7 @@ from craftcli.cli.quiet import quiet_libraries
 quiet_libraries(debug=False)
 
 from bench import FULL, PAIRS, REPORTED_EPISODES, TUNING_SEED, Extent, Pair
-from reporting import README, WORK, add_results, replaced
+from reporting import TABLES, WORK, add_results, replaced
 
 from craftcli.cli.app import app
 from craftcli.compare.estimates import over_seeds
@@ -96,7 +96,7 @@ def main(
     work: Annotated[Path, typer.Option(help="Where run.py put its runs.")] = WORK,
     pairs: Annotated[str, typer.Option(help="Which pairs of tasks.")] = "gripper,still,far",
     seeds: Annotated[int, typer.Option(help="Runs of every pair.")] = 3,
-    readme: Annotated[Path, typer.Option(help="The file whose table is renewed.")] = README,
+    tables: Annotated[Path, typer.Option(help="The file whose table is renewed.")] = TABLES,
 ) -> None:
     """Train, evaluate, report."""
     found: dict[str, list[dict[str, Any]]] = {}
@@ -116,9 +116,9 @@ def main(
         cells = [f"{figure.mean:.2f}" for figure in figures]
         title = f"{', '.join(pair.old)} → {pair.new}"
         lines.append(f"| {title} | {len(runs)} | {' | '.join(cells)} |")
-    text = readme.read_text("utf-8") if readme.is_file() else ""
-    readme.write_text(replaced(text, "lerobot-train", "\n".join(lines)), encoding="utf-8")
-    add_results(readme, {"lerobot-train": found})
+    text = tables.read_text("utf-8") if tables.is_file() else ""
+    tables.write_text(replaced(text, "lerobot-train", "\n".join(lines)), encoding="utf-8")
+    add_results(tables, {"lerobot-train": found})
 
 
 if __name__ == "__main__":

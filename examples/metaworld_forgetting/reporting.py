@@ -1,4 +1,4 @@
-"""The report of every bench: a page, and in the README its table and picture."""
+"""The report of every bench: a page, and in tables.md its table and picture."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from craftcli.compare.report import TRADE_OFF_FILE, write_report
 from craftcli.compare.table import used_columns
 from craftcli.sweeps.sweep_file import SweepSpec
 
-README = Path(__file__).with_name("README.md")
+TABLES = Path(__file__).with_name("tables.md")
 WORK = Path("runs/metaworld_forgetting")
 RESULTS_FILE = "results.json"
 _COLUMNS = ("old", "new", "nbt", "drift", "action_error", "anchors", "seconds")
@@ -35,10 +35,10 @@ _SUBTITLES = {
 }
 
 
-def publish(specs: Mapping[str, SweepSpec], readme: Path, reports: Path) -> None:
-    """Write a page for each sweep into `reports`, and renew results and tables by the README."""
+def publish(specs: Mapping[str, SweepSpec], tables: Path, reports: Path) -> None:
+    """Write a page for each sweep into `reports`, and renew results and tables."""
     results = {}
-    text = readme.read_text("utf-8") if readme.is_file() else ""
+    text = tables.read_text("utf-8") if tables.is_file() else ""
     for name, spec in specs.items():
         comparison = compare_runs([spec.output])
         write_report(comparison, reports / name, title=spec.title)
@@ -48,42 +48,42 @@ def publish(specs: Mapping[str, SweepSpec], readme: Path, reports: Path) -> None
         subtitle = next((s for end, s in _SUBTITLES.items() if name.endswith(end)), "")
         parts = [f"### {spec.title}{subtitle}", shown(comparison)]
         if not subtitle:
-            picture = readme.with_name(f"{name}.png")
+            picture = tables.with_name(f"{name}.png")
             shutil.copyfile(reports / name / TRADE_OFF_FILE, picture)
             parts.append(f"![old against new]({picture.name})")
         if name.endswith("-few"):
-            picture = draw_few(comparison, readme.with_name(f"{name}.png"), title=spec.title)
+            picture = draw_few(comparison, tables.with_name(f"{name}.png"), title=spec.title)
             parts.append(f"![old success by the number of old frames]({picture.name})")
         if tried:
             listed = "; ".join(f"{arm} {old:.2f} / {new:.2f}" for arm, (old, new) in tried.items())
             parts.append(f"Tuning (old / new success, first seed): {listed}.")
         text = replaced(text, name, "\n\n".join(parts))
-    readme.write_text(text, encoding="utf-8")
-    add_results(readme, results)
+    tables.write_text(text, encoding="utf-8")
+    add_results(tables, results)
 
 
-def add_results(readme: Path, results: Mapping[str, Any]) -> None:
-    """Put figures into the file beside the README, in place of older ones of the same name."""
-    file = readme.with_name(RESULTS_FILE)
+def add_results(tables: Path, results: Mapping[str, Any]) -> None:
+    """Put figures into the file beside the tables, in place of older ones of the same name."""
+    file = tables.with_name(RESULTS_FILE)
     before = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     document = json.dumps({**before, **results}, indent=2, ensure_ascii=False)
     file.write_text(document, encoding="utf-8")
 
 
-def published(readme: Path, name: str) -> Any:
-    """The figures of that name in the file beside the README; None if there are none."""
-    file = readme.with_name(RESULTS_FILE)
+def published(tables: Path, name: str) -> Any:
+    """The figures of that name in the file beside the tables; None if there are none."""
+    file = tables.with_name(RESULTS_FILE)
     return json.loads(file.read_text("utf-8")).get(name) if file.is_file() else None
 
 
-def apart(work: Path, readme: Path) -> tuple[Path, Path]:
+def apart(work: Path, tables: Path) -> tuple[Path, Path]:
     """Where a quick run goes unless it was said: what it makes is no use to a real one."""
     if work == WORK:
         work = WORK.with_name(f"{WORK.name}_quick")
-    if readme == README:
+    if tables == TABLES:
         work.mkdir(parents=True, exist_ok=True)
-        readme = work / "README.md"
-    return work, readme
+        tables = work / "tables.md"
+    return work, tables
 
 
 def table(comparison: Comparison) -> str:

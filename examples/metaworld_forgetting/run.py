@@ -1,6 +1,6 @@
 """Does retention keep the old skill? Measured in closed loop on Meta-World.
 
-    uv run --extra metaworld python examples/metaworld_forgetting/run.py           # the README
+    uv run --extra metaworld python examples/metaworld_forgetting/run.py           # tables.md
     uv run --extra metaworld python examples/metaworld_forgetting/run.py --quick   # that it runs
 
 Records the scripted experts, trains a teacher on the old tasks, fine-tunes it on the new one in
@@ -21,8 +21,9 @@ from craftcli.cli.quiet import quiet_libraries
 
 quiet_libraries(debug=False)
 
+from arms import GROUPS
 from bench import FULL, PAIRS, QUICK, Bench
-from reporting import README, WORK, apart, publish
+from reporting import TABLES, WORK, apart, publish
 
 from craftcli.cli.output import Output
 from craftcli.compare.table import duration
@@ -34,12 +35,15 @@ def main(
     pairs: Annotated[str | None, typer.Option(help="Which pairs of tasks; all.")] = None,
     families: Annotated[str, typer.Option(help="Which families of policies.")] = "act",
     groups: Annotated[str | None, typer.Option(help="Which arms of arms.toml; all.")] = None,
+    arms: Annotated[
+        str | None, typer.Option(help="Which arms of the groups, with ';' between; all.")
+    ] = None,
     seeds: Annotated[int | None, typer.Option(help="Runs of every arm; 3.")] = None,
     tuning: Annotated[
         bool, typer.Option(help="Take the seed and episodes that settings are chosen with.")
     ] = False,
     quick: Annotated[bool, typer.Option(help="Little of all, to see that it runs.")] = False,
-    readme: Annotated[Path, typer.Option(help="The file whose tables are renewed.")] = README,
+    tables: Annotated[Path, typer.Option(help="The file whose tables are renewed.")] = TABLES,
 ) -> None:
     """Measure and report."""
     output = Output()
@@ -50,16 +54,20 @@ def main(
 
     extent = QUICK if quick else FULL
     if quick:
-        work, readme = apart(work, readme)
-    elif tuning and readme == README:
-        readme = work / "tuning.md"
+        work, tables = apart(work, tables)
+    elif tuning and tables == TABLES:
+        tables = work / "tuning.md"
     chosen = groups.split(",") if groups else extent.groups
+    names = arms.split(";") if arms else None
+    known = {entry["name"] for group in chosen for entry in GROUPS[group]}
+    if unknown := set(names or ()) - known:
+        raise typer.BadParameter(f"no such arm in {','.join(chosen)}: {'; '.join(sorted(unknown))}")
     specs = {}
     for pair in pairs.split(",") if pairs else extent.pairs:
         for family in families.split(","):
             bench = Bench(work, PAIRS[pair], family, extent, on_job=on_job, bar=output.progress)
-            specs |= bench.compare(chosen, seeds or extent.seeds, tuning=tuning)
-    publish(specs, readme, work / "reports")
+            specs |= bench.compare(chosen, seeds or extent.seeds, names, tuning=tuning)
+    publish(specs, tables, work / "reports")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     uv run --extra metaworld python examples/metaworld_forgetting/sequence.py
     uv run --extra metaworld python examples/metaworld_forgetting/sequence.py --quick
 
-The first makes the table of the README, the second shows that it runs. After every task the policy
+The first makes the table of tables.md, the second shows that it runs. After every task the policy
 becomes the next teacher: caches of all tasks so far are built anew from it and joined. Everything
 is done by craft's own commands, which are printed. A run that was stopped is continued.
 """
@@ -28,7 +28,7 @@ from beginnings import FAMILIES
 from bench import FULL, QUICK, Extent
 from experts import write_dataset
 from matrices import earlier_matrices, matrices_table
-from reporting import README, WORK, add_results, apart, published, replaced
+from reporting import TABLES, WORK, add_results, apart, published, replaced
 from task_sequence import Anchors, Arm, Course, TaskSequence, craft
 from teacher import train_teacher
 
@@ -75,13 +75,13 @@ def main(
     seeds: Annotated[int, typer.Option(help="Runs of every arm.")] = 3,
     arms: Annotated[str | None, typer.Option(help="Which arms, with ';' between; all.")] = None,
     quick: Annotated[bool, typer.Option(help="Little of all, to see that it runs.")] = False,
-    readme: Annotated[Path, typer.Option(help="The file whose table is renewed.")] = README,
+    tables: Annotated[Path, typer.Option(help="The file whose table is renewed.")] = TABLES,
 ) -> None:
     """Learn task after task, and report the success on all of them."""
     extent = QUICK if quick else FULL
     chosen = arms.split(";") if arms else list(ARMS)
     if quick:
-        work, readme = apart(work, readme)
+        work, tables = apart(work, tables)
     data = work / "data"
     data.mkdir(parents=True, exist_ok=True)
     for task in TASKS:
@@ -104,13 +104,13 @@ def main(
         for seed in range(1 if quick else seeds)
         for arm in chosen
     ]
-    matrices = [*earlier_matrices(published(readme, NAME) or [], matrices), *matrices]
+    matrices = [*earlier_matrices(published(tables, NAME) or [], matrices), *matrices]
     matrices.sort(key=lambda matrix: (list(ARMS).index(matrix.arm), matrix.seed))
-    text = readme.read_text("utf-8") if readme.is_file() else ""
+    text = tables.read_text("utf-8") if tables.is_file() else ""
     title = f"### {len(TASKS)} tasks in a row ({FAMILY})"
     text = replaced(text, NAME, f"{title}\n\n{matrices_table(TASKS, matrices)}")
-    readme.write_text(text, encoding="utf-8")
-    add_results(readme, {NAME: [matrix.to_json() for matrix in matrices]})
+    tables.write_text(text, encoding="utf-8")
+    add_results(tables, {NAME: [matrix.to_json() for matrix in matrices]})
     for arm in chosen:
         final = fmean(m.average for m in matrices if m.arm == arm)
         typer.echo(f"{arm}: average success at the end {final:.2f}")

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from made.manifests import make_manifest
 
+from craftcli.cache.format import MadeRows
 from craftcli.config.train import TrainConfig
 from craftcli.engine.budget_record import BudgetRecord
-from craftcli.engine.judging import judge
+from craftcli.engine.judging import AnchorCount, judge
 from craftcli.engine.metrics import RetentionReport, StepReport
 from craftcli.engine.verdict import Outcome, Verdict
 
@@ -51,11 +53,19 @@ def rising(used: float, turns: int = 30) -> BudgetRecord:
     return record
 
 
+ENOUGH = AnchorCount(rows=512, frames=512, reaching=False)
+
+
 def verdict(
-    record: BudgetRecord, *, skipped: int = 0, free_share: float = 0.0, **settings: Any
+    record: BudgetRecord,
+    *,
+    skipped: int = 0,
+    free_share: float = 0.0,
+    anchors: AnchorCount | None = ENOUGH,
+    **settings: Any,
 ) -> Verdict:
     config = TrainConfig(**settings)
-    return judge(record, config, step=30, skipped=skipped, free_share=free_share)
+    return judge(record, config, step=30, skipped=skipped, free_share=free_share, anchors=anchors)
 
 
 def test_a_kept_budget_is_one_line_that_points_to_closed_loop() -> None:
@@ -130,6 +140,50 @@ def test_a_budget_just_missed_is_no_lost_skill() -> None:
     text = verdict(recorded([1.2] * 30)).text
     assert "over its budget. craft eval shows" in text
     assert "probably not kept" not in text
+
+
+def test_a_few_frames_say_little_even_within_the_budget() -> None:
+    few = AnchorCount(rows=16, frames=16, reaching=False)
+    found = verdict(recorded([0.4] * 30), anchors=few)
+    assert found.outcome is Outcome.FEW_ANCHORS
+    assert found.needs_action
+    assert found.anchors == 16
+    assert "within its budget, but on 16 frames, which a policy learns by heart" in found.text
+    assert "--augment" in (found.advice or "")
+    # Frames that were not trained on, or variations, tell more.
+    assert verdict(recorded([0.4] * 30, held_out=0.01), anchors=few).outcome is Outcome.WITHIN
+    varied = AnchorCount(rows=1024, frames=16, reaching=True)
+    assert verdict(recorded([0.4] * 30), anchors=varied).outcome is Outcome.WITHIN
+    # Weights alone have no anchors.
+    assert verdict(recorded([0.4] * 30), anchors=None).outcome is Outcome.WITHIN
+
+
+def test_anchors_that_reach_further_may_drift_further() -> None:
+    drawn = AnchorCount(rows=4096, frames=0, reaching=True)
+    near = verdict(recorded([3.0] * 30), anchors=drawn)
+    assert near.outcome is Outcome.EXCEEDED
+    assert (
+        "over its budget. The anchors were made and reach further than the old data." in near.text
+    )
+    assert "probably not kept" not in near.text
+    assert "probably not kept" in verdict(recorded([6.0] * 30), anchors=drawn).text
+
+
+@pytest.mark.parametrize(
+    ("made", "frames", "reaching"),
+    [
+        (None, 8, False),
+        (MadeRows(source="augment", rows=6), 2, True),
+        (MadeRows(source="draws", rows=6), 2, False),
+        (MadeRows(source="draws+augment", rows=6), 2, True),
+        (MadeRows(source="statistics", rows=8), 0, True),
+    ],
+)
+def test_frames_are_counted_without_what_was_made(
+    made: MadeRows | None, frames: int, reaching: bool
+) -> None:
+    counted = AnchorCount.of(make_manifest(rows=8, made=made))
+    assert (counted.rows, counted.frames, counted.reaching) == (8, frames, reaching)
 
 
 def test_what_nothing_holds_is_named_even_within_the_budget() -> None:

@@ -12,9 +12,9 @@ METAWORLD = Path(__file__).parents[2] / "examples/metaworld_forgetting"
 
 @pytest.fixture
 def run_metaworld(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Run a script of the Meta-World example, which reports in README.md."""
+    """Run a script of the Meta-World example, which reports in tables.md."""
     monkeypatch.syspath_prepend(METAWORLD)
-    options = ["--quick", "--work", str(tmp_path / "work"), "--readme", str(tmp_path / "README.md")]
+    options = ["--quick", "--work", str(tmp_path / "work"), "--tables", str(tmp_path / "tables.md")]
 
     def run_script(name: str, *more: str) -> None:
         monkeypatch.setattr(sys, "argv", [name, *options, *more])

@@ -66,6 +66,6 @@ def test_quick_draws_the_picture(
     for group in ("few", "varied"):
         monkeypatch.setitem(groups, group, [arm for arm in groups[group] if arm["name"] in some])
     run_metaworld("run.py", "--groups", "few,varied")
-    text = (tmp_path / "README.md").read_text()
+    text = (tmp_path / "tables.md").read_text()
     assert "| 16 frames: replay, varied | 1 |" in text
     assert (tmp_path / "pick-act-few.png").stat().st_size > 10_000

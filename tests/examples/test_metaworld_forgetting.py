@@ -11,10 +11,10 @@ import pytest
 def test_quick_goes_from_data_to_report(
     run_metaworld: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text("Before.\n\n<!-- pick-act -->\nold\n<!-- end of pick-act -->\n\nAfter.\n")
+    tables = tmp_path / "tables.md"
+    tables.write_text("Before.\n\n<!-- pick-act -->\nold\n<!-- end of pick-act -->\n\nAfter.\n")
     run_metaworld("run.py")
-    text = readme.read_text()
+    text = tables.read_text()
     assert text.startswith("Before.\n\n<!-- pick-act -->\n### pick-place-v3 → door-open-v3")
     assert "<!-- end of pick-act -->\n\nAfter.\n" in text
     assert "| hidden + action | 1 |" in text
@@ -33,4 +33,4 @@ def test_quick_goes_from_data_to_report(
     capsys.readouterr()
     run_metaworld("run.py")
     assert "/" not in capsys.readouterr().err  # no job is done again
-    assert readme.read_text() == text
+    assert tables.read_text() == text

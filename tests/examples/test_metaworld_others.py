@@ -25,7 +25,7 @@ def test_another_family_goes_the_same_way(
     arms = {arm["arm"]: arm for arm in results["arms"]}
     assert {"plain fine-tuning", "hidden (perception side)", "LoRA"} < arms.keys()
     assert all(arm["action_error"]["mean"] > 0 for arm in arms.values())
-    assert "### pick-place-v3 → door-open-v3 (diffusion)" in (tmp_path / "README.md").read_text()
+    assert "### pick-place-v3 → door-open-v3 (diffusion)" in (tmp_path / "tables.md").read_text()
 
 
 @pytest.mark.slow
@@ -41,7 +41,7 @@ def test_a_row_of_tasks_goes_from_data_to_matrix(
         "replay",
     ]
     assert [len(row) for row in matrices[0]["rows"]] == [1, 2, 3, 4, 5]
-    assert "| hidden + action | 1 |" in (tmp_path / "README.md").read_text()
+    assert "| hidden + action | 1 |" in (tmp_path / "tables.md").read_text()
     commands = capfd.readouterr().err
     assert commands.count("$ craft cache merge") == 3  # of the few frames of each task
     run_metaworld("sequence.py", "--arms", "replay")
@@ -63,7 +63,7 @@ def test_continual_world_goes_from_data_to_matrices(
     assert [matrix["arm"] for matrix in results["matrices"]] == arms
     assert [len(row) for row in results["matrices"][0]["rows"]] == [1, 2, 3]
     assert [len(row) for row in results["matrices"][-1]["rows"]] == [3]
-    text = (tmp_path / "README.md").read_text()
+    text = (tmp_path / "tables.md").read_text()
     assert "| average | just learned | forgetting | forward transfer | NBT |" in text
     assert (tmp_path / "continual-world-act.png").stat().st_size > 10_000
     # The task's number is one-hot in every anchor, whether it was recorded, varied or drawn.
