@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from craftcli.config.run_paths import CONFIG_FILE
 from craftcli.errors import CraftError
 
 CONFIG = "config.json"
@@ -18,13 +19,19 @@ def find_local_policy(source: str) -> Path | None:
     for folder in (given / inside for inside in _INSIDE):
         if (folder / CONFIG).is_file():
             return folder.resolve()
-    # A name on the Hub has one slash at most.
-    if given.exists() or source.startswith((".", "/", "~")) or source.count("/") > 1:
+    # A policy on the Hub is OWNER/NAME.
+    is_path = source.startswith((".", "/", "~")) or source.count("/") != 1
+    if given.exists() or is_path or _holds_runs(given.parent):
         raise CraftError(
             f"No policy at {source}.",
             why=f"neither it nor its checkpoints/last/pretrained_model holds a {CONFIG}."
             if given.exists()
             else "there is no such folder.",
-            fix="give --policy a LeRobot checkpoint folder, a run, or a Hub name.",
+            fix="give a LeRobot checkpoint folder, a run, or a Hub name (OWNER/NAME).",
         )
     return None
+
+
+def _holds_runs(folder: Path) -> bool:
+    """Whether runs of craft's lie in a folder, so that its name is hardly an owner on the Hub."""
+    return next(folder.glob(f"*/{CONFIG_FILE}"), None) is not None

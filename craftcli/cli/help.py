@@ -38,9 +38,9 @@ class Command(TyperCommand):
 
     # Typer hands in objects of a library that it does not export, hence Any.
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments; options of lerobot-train that craft lacks are explained."""
+        """Read the arguments; options of LeRobot that craft lacks are explained."""
         if not ctx.resilient_parsing:  # as for shell completion, which only looks
-            refuse_lerobot_options(args, _names_and_flags(self.get_params(ctx)))
+            refuse_lerobot_options(self.name, args, _names_and_flags(self.get_params(ctx)))
         rest: list[str] = super().parse_args(ctx, args)
         return rest
 

@@ -1,4 +1,4 @@
-"""Options of `lerobot-train` that craft spells differently or does not have: which to use instead.
+"""Options of LeRobot's commands that craft spells differently or lacks: which to use instead.
 
 craft takes LeRobot's spellings where an option means the same (`--policy.path`, `--batch_size`).
 Where it does not, a user who comes from LeRobot reads here what to write.
@@ -58,25 +58,45 @@ _INSTEAD: Mapping[str, str] = {
 }
 """What to write for an option of LeRobot: another option, or what to do. The first match counts."""
 
+_INSTEAD_IN_EVAL: Mapping[str, str] = {
+    "--policy.path": "craft eval RUN_OR_POLICY: the policy is named without an option.",
+    "--policy.pretrained_path": "craft eval RUN_OR_POLICY: the policy is named without an option.",
+    "--policy.device": "--device",
+    "--env.type": "--env ENV",
+    "--env.task": "--env ENV:TASK, as in --env metaworld:door-open-v3.",
+    "--env.*": "--env ENV",
+    "--eval.n_episodes": "--episodes",
+    "--eval.batch_size": "--batch-size",
+    "--eval.*": "--episodes, --batch-size and --workers.",
+    "--output_dir": "--output FILE, for the result.",
+}
+"""The same for `lerobot-eval` and `craft eval`."""
+
 _YES_NO = ("true", "false", "True", "False")
 
 
-def refuse_lerobot_options(args: Sequence[str], known: Mapping[str, bool]) -> None:
-    """Stop with an explanation at the first argument that only `lerobot-train` understands.
+def refuse_lerobot_options(
+    command: str | None, args: Sequence[str], known: Mapping[str, bool]
+) -> None:
+    """Stop with an explanation at the first argument that only LeRobot understands.
 
     Args:
-        args: the arguments of a command.
+        command: its name.
+        args: its arguments.
         known: every spelling of its options, and whether it is a flag.
     """
+    instead_of = {**_INSTEAD_IN_EVAL, **_INSTEAD} if command == "eval" else _INSTEAD
     for arg in args:
         if arg == "--":
             return
         name, equals, value = arg.partition("=")
         if not name.startswith("--"):
             continue
-        instead = _of_known(name, value, known) if name in known else _of_unknown(name, known)
-        if instead and (equals or name not in known):
-            _refuse(name + equals + value if name in known else name, instead)
+        if name in known:
+            if equals and (instead := _of_known(name, value, known)):
+                _refuse(name + equals + value, instead)
+        elif instead := _of_unknown(name, known, instead_of):
+            _refuse(name, instead)
 
 
 def _of_known(name: str, value: str, known: Mapping[str, bool]) -> str | None:
@@ -91,18 +111,18 @@ def _of_known(name: str, value: str, known: Mapping[str, bool]) -> str | None:
     return unset if unset in known else f"leave it out: without {name} it is off."
 
 
-def _of_unknown(name: str, known: Mapping[str, bool]) -> str | None:
+def _of_unknown(name: str, known: Mapping[str, bool], instead_of: Mapping[str, str]) -> str | None:
     dashed = name.replace("_", "-")
     if dashed in known:
         return dashed
-    return next((text for like, text in _INSTEAD.items() if fnmatchcase(name, like)), None)
+    return next((text for like, text in instead_of.items() if fnmatchcase(name, like)), None)
 
 
 def _refuse(given: str, instead: str) -> None:
     Output().error(
         CraftError(
             f"craft has no option {given}.",
-            why="lerobot-train writes options like that; craft does not.",
+            why="LeRobot's commands write options like that; craft does not.",
             fix=("use " if instead.startswith("--") else "") + instead.removesuffix(".") + ".",
             exit_code=EXIT_USAGE,
         )

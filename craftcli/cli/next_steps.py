@@ -82,7 +82,9 @@ def held_out_build(cache: str, manifest: "Manifest") -> str | None:
         parts.append(f"--policy {quote(manifest.teacher.source)} {data}")
     if from_old:
         parts.append(f"--exclude {quote(cache)}")
-    parts.append(f"--samples {min(left, HELD_OUT_ROWS)} --output held_out.zarr")
+    # A cache cannot be written over the one that it leaves out.
+    output = "held_out-2.zarr" if Path(cache).name == "held_out.zarr" else "held_out.zarr"
+    parts.append(f"--samples {min(left, HELD_OUT_ROWS)} --output {output}")
     return " ".join(parts)
 
 

@@ -6,8 +6,13 @@ from craftcli.errors import CraftError, explain_lost_worker
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_MISSING = (errno.ENOENT, errno.ENOTDIR)
 _FULL_TEXT = "No space left on device"
 """As libraries write it whose errors have no number, such as safetensors."""
+_ELSEWHERE = (
+    "choose another folder: with --output for results, HF_HOME for downloads and LeRobot's data, "
+    "CRAFT_HOME for the demo's data."
+)
 
 
 def explain(error: BaseException) -> CraftError | None:
@@ -23,8 +28,13 @@ def explain(error: BaseException) -> CraftError | None:
         return CraftError(
             f"You may not write or read{_place(error) or ' a file'}.",
             why=f"{error.strerror}.",
-            fix="choose another folder: with --output for results, HF_HOME for downloads and "
-            "LeRobot's data, CRAFT_HOME for the demo's data.",
+            fix=_ELSEWHERE,
+        )
+    if isinstance(error, OSError) and error.errno in _MISSING and error.filename:
+        return CraftError(
+            f"There is no {error.filename}, and it cannot be made.",
+            why=f"{error.strerror}.",
+            fix=_ELSEWHERE,
         )
     return explain_lost_worker(error)
 

@@ -102,7 +102,10 @@ def _same_rollouts(records: list[RunRecord], notes: list[str]) -> list[RunRecord
                     f"{record.folder} was not rolled out in {', '.join(absent)}: craft eval "
                     f"{record.folder} --env {' --env '.join(absent)}"
                 )
-            record = replace(record, measured=replace(record.measured, successes=same))
+            before = record.measured.of_teacher
+            before = {name: s for name, s in before.items() if _episodes(s) == usual.get(name)}
+            measured = replace(record.measured, successes=same, of_teacher=before)
+            record = replace(record, measured=measured)
         kept.append(record)
     return kept
 

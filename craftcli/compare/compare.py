@@ -10,8 +10,9 @@ from typing import Any
 from craftcli.compare.arms import Arm, group_arms
 from craftcli.compare.comparable import keep_comparable
 from craftcli.compare.estimates import Estimate, Rate, over_seeds, success_over_seeds
-from craftcli.compare.runs import NEW, OLD, Roles, RunRecord, read_sources
+from craftcli.compare.runs import NEW, OLD, Measured, Roles, RunRecord, read_sources
 from craftcli.errors import CraftError
+from craftcli.evaluation.results import Success
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,7 @@ def compare_records(records: Sequence[RunRecord], roles: Roles) -> Comparison:
         if record.measured
         for name, success in record.measured.successes.items()
     }
-    before = find_teacher(checked.records)
+    before = find_teacher(checked.records) or _measured_with_runs(checked.records)
     teacher = None
     if before:
         arm = Arm(number=0, hue=0, label="teacher", runs=(before,))
@@ -123,6 +124,28 @@ def find_teacher(records: Sequence[RunRecord]) -> RunRecord | None:
     teachers = {record.summary.teacher for record in records if record.summary}
     policies = (record for record in records if record.kind == "policy" and record.measured)
     return next((p for p in policies if not teachers or _digest(p) in teachers), None)
+
+
+def _measured_with_runs(records: Sequence[RunRecord]) -> RunRecord | None:
+    """The teacher, as `craft eval RUN` has measured it beside the run; None if it has not."""
+    found: dict[str, Success] = {}
+    source = ""
+    for record in records:
+        if record.measured and record.measured.of_teacher:
+            found = {**record.measured.of_teacher, **found}
+            source = source or str(record.settings.get("policy", "teacher"))
+    if not found:
+        return None
+    measured = Measured(policy="", successes=found, drift=None, action_error=None)
+    return RunRecord(
+        folder=Path(source),
+        kind="policy",
+        settings={},
+        summary=None,
+        metrics=(),
+        measured=measured,
+        saved=True,
+    )
 
 
 def _digest(record: RunRecord) -> str | None:

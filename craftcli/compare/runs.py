@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
@@ -70,6 +70,8 @@ class Measured:
     """The nmse of the hidden states, mean over layers."""
     action_error: Quantity | None
     """Distance of the actions from the teacher's."""
+    of_teacher: Mapping[str, Success] = field(default_factory=dict)
+    """The success of the run's teacher, by the name of the environment, where it was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,17 +304,23 @@ def _update(before: Measured | None, later: Evaluation) -> Measured:
     if drift and action:
         basis = f"{drift.cache_digest} {action.kind} {action.rows}"
         new_error = Quantity(value=action.value, basis=basis)
-    successes = dict(before.successes) if before else {}
-    for success in later.success:
-        known = successes.get(success.environment)
-        if known is None or len(success.episodes) >= len(known.episodes):
-            successes[success.environment] = success
     return Measured(
         policy=later.policy.weights_digest,
-        successes=successes,
+        successes=_larger(before.successes if before else {}, later.success),
+        of_teacher=_larger(before.of_teacher if before else {}, later.teacher_success),
         drift=new_drift or (before.drift if before else None),
         action_error=new_error or (before.action_error if before else None),
     )
+
+
+def _larger(before: Mapping[str, Success], later: Sequence[Success]) -> dict[str, Success]:
+    """For each environment the success over the most episodes; the later of equals."""
+    found = dict(before)
+    for success in later:
+        known = found.get(success.environment)
+        if known is None or len(success.episodes) >= len(known.episodes):
+            found[success.environment] = success
+    return found
 
 
 def _evaluation_files(source: Path) -> list[Path]:

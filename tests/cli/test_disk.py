@@ -95,6 +95,7 @@ def wrapped() -> Exception:
         (wrapped(), "The disk is full."),
         (PermissionError(errno.EACCES, "Permission denied", "/home/x"), "read at /home/x."),
         (OSError(errno.EROFS, "Read-only file system", "/home/x"), "read at /home/x."),
+        (FileNotFoundError(errno.ENOENT, "No such file", "/home/x"), "There is no /home/x"),
     ],
 )
 def test_errors_of_the_system_are_explained(

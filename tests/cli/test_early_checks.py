@@ -54,6 +54,8 @@ MISTAKES: dict[str, str] = {
     "cache build --env metaworld:fly": "Unknown environment metaworld:fly.",
     "cache build --output other": "it is not a craft cache",
     "eval ./nowhere": "No policy at ./nowhere.",
+    "eval nowhere": "No policy at nowhere.",
+    "eval runs/nowhere": "No policy at runs/nowhere.",
     "eval demo --env nowhere": "Unknown environment 'nowhere'.",
     "eval demo --old-env nowhere": "Unknown environment 'nowhere'.",
     "eval demo --env demo:pink": "Unknown environment demo:pink.",
@@ -62,6 +64,7 @@ MISTAKES: dict[str, str] = {
     "eval demo --old-dataset no/such/data": "give --old-dataset a folder",
     "eval demo --cache nowhere.zarr": "No cache at nowhere.zarr.",
     "eval demo --plot drift.jpg": "drift.jpg",
+    "merge nowhere": "No policy at nowhere.",
     "merge ./nowhere": "No policy at ./nowhere.",
     "merge demo --output other": "Refusing to overwrite other",
     "merge demo --teacher ./nowhere": "No policy at ./nowhere.",
@@ -84,6 +87,8 @@ print(json.dumps(seen))
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The exit code, the error and the heavy imports of every mistake, made in one process."""
     folder = tmp_path_factory.mktemp("mistakes")
+    (folder / "runs/one").mkdir(parents=True)
+    (folder / "runs/one/craft_config.json").write_text("{}")
     (folder / "taken").mkdir()
     (folder / "taken/craft_config.json").write_text("{}")
     # What lerobot-train leaves as the last checkpoint of a run has no file of craft's.

@@ -33,8 +33,25 @@ def test_an_option_of_lerobot_is_refused_with_the_one_of_craft(
     assert result.stdout == ""
     what, why, fix = result.stderr.splitlines()
     assert what.startswith("Error: craft has no option --")
-    assert "lerobot-train" in why
+    assert "LeRobot" in why
     assert instead in fix
+
+
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [
+        ("--policy.path=runs/a", "craft eval RUN_OR_POLICY"),
+        ("--env.type=pusht", "use --env ENV."),
+        ("--eval.n_episodes=10", "use --episodes."),
+        ("--policy.device=cuda", "use --device."),
+    ],
+)
+def test_an_option_of_lerobot_eval_is_refused_with_that_of_craft_eval(
+    craft: Callable[..., Any], option: str, instead: str
+) -> None:
+    result = craft("eval", "runs/a", option)
+    assert result.exit_code == 2
+    assert instead in result.stderr
 
 
 def test_the_value_of_an_option_is_not_taken_for_an_option(craft: Callable[..., Any]) -> None:

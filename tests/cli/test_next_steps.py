@@ -28,6 +28,13 @@ def test_held_out_anchors_ask_for_no_more_frames_than_there_are() -> None:
     assert held_out_build("a.zarr", make_manifest(rows=100)) is None
 
 
+def test_held_out_anchors_are_not_written_over_the_cache_they_leave_out() -> None:
+    again = held_out_build("caches/held_out.zarr", make_manifest(teacher=DEMO))
+    assert again == (
+        "craft cache build --exclude caches/held_out.zarr --samples 90 --output held_out-2.zarr"
+    )
+
+
 def test_frames_of_new_data_under_old_instructions_are_not_left_out() -> None:
     """`craft cache build` reads the old data, and such a cache holds no frame of them."""
     made = make_manifest(teacher=DEMO, prompts_digest="p", dataset=DATASET)

@@ -47,6 +47,24 @@ def test_seeds_of_the_same_settings_become_one_arm(run_of: Make, teacher_of: Mak
     assert comparison.notes == ()
 
 
+def test_the_teacher_that_was_measured_with_the_runs_is_enough(
+    run_of: Make, teacher_of: Make
+) -> None:
+    success = teacher_of().measured.successes
+    runs = [run_of("hidden", old=0.5, new=1.0, seed=seed) for seed in range(2)]
+    measured = replace(runs[0].measured, of_teacher=success)
+    comparison = compare_records([replace(runs[0], measured=measured), runs[1]], Roles())
+    (hidden,) = comparison.arms
+    assert comparison.teacher is not None
+    assert mean_of(comparison.teacher, "old") == 1.0
+    assert mean_of(hidden, "nbt") == pytest.approx(0.5)
+    assert comparison.notes == ()
+    # Other episodes than those of the runs are no comparison.
+    other = {name: replace(one, episodes=one.episodes[1:]) for name, one in success.items()}
+    alone = [replace(runs[0], measured=replace(measured, of_teacher=other)), runs[1]]
+    assert compare_records(alone, Roles()).teacher is None
+
+
 def test_arms_are_named_by_what_sets_them_apart(run_of: Make, summary_of: Make) -> None:
     records = [
         run_of("hidden", old=1, new=1),

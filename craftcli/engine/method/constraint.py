@@ -19,6 +19,11 @@ class Note:
     """Whether the user should act on it."""
 
 
+FAR_ABOVE = 30.0
+"""L_ret / ε from which on a run warns. With made anchors the first steps of a run that keeps the
+skill reach 20 in Meta-World."""
+
+
 class Constraint:
     """One loss that has to stay below its budget."""
 
@@ -96,6 +101,7 @@ class Constraint:
                 at_maximum=self._multiplier.at_maximum,
                 at_zero=self._multiplier.at_zero,
                 violated=self._violated,
+                far=loss > FAR_ABOVE * epsilon,
             )
             if warning:
                 notes.append(Note(text=warning, is_warning=True))
@@ -125,27 +131,38 @@ class Constraint:
             self._held_out.load_state_dict(state["held_out"])
 
 
+type _End = Literal["maximum", "zero", "far"]
+
+
 class LambdaWatch:
-    """Warns once when λ stays at its maximum or near zero, and again only after it left them.
+    """Warns once when λ stays where it does not help, and again only after it left that place.
 
     λ at its maximum counts only while L_ret is above ε, and λ at zero only while L_ret is not above
-    ε. In the other cases the settings hold λ there, not the run.
+    ε. In the other cases the settings hold λ there, not the run. Anywhere between, λ does not help
+    while L_ret stays far above ε.
     """
 
     def __init__(self, *, patience: int = 100) -> None:
         if patience < 1:
             raise ValueError(f"patience must be at least 1, got {patience}")
         self._patience = patience
-        self._end: Literal["maximum", "zero"] | None = None
+        self._end: _End | None = None
         self._turns = 0
 
-    def observe(self, lam: float, *, at_maximum: bool, at_zero: bool, violated: bool) -> str | None:
-        """Record one retention turn; returns a warning at the `patience`-th in a row."""
-        end: Literal["maximum", "zero"] | None = None
+    def observe(
+        self, lam: float, *, at_maximum: bool, at_zero: bool, violated: bool, far: bool
+    ) -> str | None:
+        """Record one retention turn; returns a warning at the `patience`-th in a row.
+
+        `far` is whether L_ret is more than `FAR_ABOVE` times ε.
+        """
+        end: _End | None = None
         if at_maximum and violated:
             end = "maximum"
         elif at_zero and not violated:
             end = "zero"
+        elif far:
+            end = "far"
         self._turns = 0 if end is None else self._turns + 1 if end == self._end else 1
         self._end = end
         if self._turns != self._patience:
@@ -158,6 +175,12 @@ class LambdaWatch:
                 f"λ has been at its maximum of {lam:g} for {self._patience} retention turns and "
                 "L_ret is still above ε: the budget is out of reach. Raise --epsilon-start, raise "
                 "--lambda-max, or lower --lr."
+            )
+        if self._end == "far":
+            return (
+                f"L_ret has been more than {FAR_ABOVE:g} times ε for {self._patience} retention "
+                f"turns, with λ at {lam:.2g}: the old skill is being lost. Lower --lr, or use more "
+                "anchors a step (--anchor-batch-size)."
             )
         return (
             f"λ is down at {lam:.2g} and L_ret has been below ε for {self._patience} retention "

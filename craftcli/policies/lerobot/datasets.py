@@ -56,6 +56,8 @@ def open_dataset(
     except CraftError:
         raise
     except Exception as error:  # LeRobot passes on whatever the Hub and its parsers raise
+        if local and _lies_elsewhere(error, local):
+            raise
         if local:
             raise CraftError(
                 f"Cannot read the dataset {local}.",
@@ -78,6 +80,8 @@ def _without_hub(folder: Path) -> Iterator[None]:
     def refuse(*_: Any, **__: Any) -> NoReturn:
         # LeRobot calls this while it handles the error of the missing file.
         missing = sys.exception()
+        if missing and _lies_elsewhere(missing, folder):
+            raise missing
         raise CraftError(
             f"The dataset {folder} is incomplete.",
             why=f"a file is missing: {missing or 'one of an episode, in data/ or videos/'}.",
@@ -89,6 +93,14 @@ def _without_hub(folder: Path) -> Iterator[None]:
             for name in ("snapshot_download", "get_safe_version"):
                 stack.enter_context(replaced(module, name, refuse))
         yield
+
+
+def _lies_elsewhere(error: BaseException, folder: Path) -> bool:
+    """Whether a file of another folder could not be used: the home of LeRobot's cache, say."""
+    name = error.filename if isinstance(error, OSError) else None
+    if not isinstance(name, str):
+        return False
+    return not Path(name).resolve().is_relative_to(folder.resolve())
 
 
 def check_columns(dataset: Any, policy_config: Any, renames: Mapping[str, str]) -> None:
@@ -147,6 +159,8 @@ def open_recorded_dataset(repo_id: str, root: str) -> Any:
     except CraftError:
         raise
     except Exception as error:  # as above
+        if _lies_elsewhere(error, Path(root)):
+            raise
         raise CraftError(
             f"Cannot read the dataset {root}.",
             why=f"a file is missing or damaged ({type(error).__name__}: {error}).",

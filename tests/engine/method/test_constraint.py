@@ -10,9 +10,11 @@ from craftcli.engine.method.constraint import Constraint, LambdaWatch
 from craftcli.engine.method.multiplier import Multiplier
 
 
-def feed(watch: LambdaWatch, turns: int, *, lam: float, violated: bool) -> list[str]:
+def feed(
+    watch: LambdaWatch, turns: int, *, lam: float, violated: bool, far: bool = False
+) -> list[str]:
     warnings = [
-        watch.observe(lam, at_maximum=lam == 10.0, at_zero=lam == 0.0, violated=violated)
+        watch.observe(lam, at_maximum=lam == 10.0, at_zero=lam == 0.0, violated=violated, far=far)
         for _ in range(turns)
     ]
     return [warning for warning in warnings if warning]
@@ -32,6 +34,28 @@ def test_a_budget_that_never_binds_is_reported_once() -> None:
     (warning,) = feed(watch, 50, lam=0.0, violated=False)
     assert "does not bind" in warning
     assert "Lower --epsilon-start" in warning
+
+
+def test_a_loss_far_above_its_budget_is_reported_while_λ_is_held_elsewhere() -> None:
+    watch = LambdaWatch(patience=5)
+    assert feed(watch, 4, lam=1.4, violated=True, far=True) == []
+    (warning,) = feed(watch, 50, lam=1.4, violated=True, far=True)
+    for part in ("more than 30 times ε", "λ at 1.4", "Lower --lr", "--anchor-batch-size"):
+        assert part in warning
+
+
+@pytest.mark.parametrize(("loss", "warnings"), [(0.61, 1), (0.59, 0)])
+def test_far_is_thirty_times_the_budget(loss: float, warnings: int) -> None:
+    budget = Budget(schedule=Schedule.CONSTANT, start=0.02, end=0.02, total_steps=200)
+    constraint = Constraint(Multiplier(), budget)
+    # The size of the gradients holds λ at 1.
+    notes = [
+        note
+        for step in range(150)
+        for note in constraint.update(loss, step, gradient_ratio=0.1)
+        if note.is_warning
+    ]
+    assert len(notes) == warnings
 
 
 def test_again_only_after_it_left_and_returned() -> None:

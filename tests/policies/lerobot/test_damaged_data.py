@@ -89,6 +89,19 @@ def test_a_missing_file_is_named_and_not_asked_for(
     assert missing in caught.value.why
 
 
+def test_a_home_that_cannot_be_used_is_not_taken_for_a_damaged_dataset(
+    data: Path, teacher: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "file/cache")
+    with pytest.raises(OSError, match="Not a directory") as found:
+        opened(data, teacher)
+    explained = explain(found.value)
+    assert explained is not None
+    assert str(tmp_path / "file") in explained.what
+    assert "HF_HOME" in explained.fix
+
+
 @pytest.mark.parametrize("name", ["action", CAMERA])
 def test_a_missing_column_is_named(data: Path, teacher: Any, name: str) -> None:
     edit_table(data, lambda table: table.drop_columns([name]))
