@@ -29,6 +29,8 @@ def quiet_libraries(*, debug: bool) -> None:
     logging.getLogger().addFilter(_first_of_each_kind())
     # LeRobot's own code passes this argument, once for every file that it reads.
     warnings.filterwarnings("ignore", message="Cannot enable progress bars")
+    # LeRobot's molmoact2 calls it whenever a policy is opened.
+    warnings.filterwarnings("ignore", message="`rope_config_validation` is deprecated")
 
 
 def _first_of_each_kind() -> Callable[[logging.LogRecord], bool]:

@@ -21,7 +21,8 @@ def insulate(student: Checkpoint) -> None:
     if model is None:
         raise CraftError(
             "--insulate cannot be used with this policy.",
-            why=f"{student.policy_type} has no action expert beside a vision-language model.",
+            why="craft knows no action expert beside a vision-language model in "
+            f"{student.policy_type}.",
             fix="leave it out; pi0, pi05 and smolvla have one.",
             exit_code=EXIT_USAGE,
         )

@@ -78,6 +78,7 @@ class TrainingEvaluator:
         return loss.mean
 
     def _success(self, group: str) -> float | None:
+        self.student.adapter.forget_old_weights(self.student.policy)
         policy = for_old_tasks(self.student) if group == "old" else self.student
         found = [
             rollout(policy, world, episodes=self.episodes, batch_size=self.episodes)

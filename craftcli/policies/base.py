@@ -200,6 +200,10 @@ class PolicyAdapter(ABC):
         """The limit to which the policy clips normalised actions; None if it does not clip."""
         return None
 
+    def forget_old_weights(self, policy: Policy) -> None:
+        """Drop what the policy keeps of its weights from when it last acted: they have changed."""
+        return
+
     def saved_name(self, name: str) -> str:
         """Another name under which a checkpoint may hold the tensor `name`."""
         return name

@@ -12,6 +12,7 @@ from tiny import smolvla
 from tiny.act import ACT
 from tiny.diffusion import DIFFUSION
 from tiny.family import Family
+from tiny.molmoact2 import MOLMOACT2
 from tiny.multi_task_dit import FLOWED
 from tiny.pi0 import PI0
 from tiny.pi0_fast import PI0_FAST
@@ -24,7 +25,7 @@ from typer.testing import CliRunner
 
 from craftcli.cli.app import app
 
-FAMILIES = (SMOLVLA, PI05, ACT, DIFFUSION, PI0_FAST, PI0, XVLA, FLOWED, VQBET)
+FAMILIES = (SMOLVLA, PI05, ACT, DIFFUSION, PI0_FAST, PI0, XVLA, FLOWED, VQBET, MOLMOACT2)
 SAMPLES, STEPS = 6, 3
 SMALL = ("--device", "cpu", "--batch-size", "2")
 

@@ -168,6 +168,10 @@ class PathAdapter(PolicyAdapter):
         return self._runner.action_bound(policy)
 
     @override
+    def forget_old_weights(self, policy: Policy) -> None:
+        self._runner.forget_old_weights(policy)
+
+    @override
     def processor_overrides(self, config: Any) -> dict[str, dict[str, Any]]:
         return self._runner.processor_overrides(config)
 

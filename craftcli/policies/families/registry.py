@@ -20,6 +20,7 @@ from craftcli.policies.families.act import ActAdapter
 from craftcli.policies.families.any_policy import GenericAdapter
 from craftcli.policies.families.diffusion import DiffusionAdapter
 from craftcli.policies.families.groot import GrootAdapter
+from craftcli.policies.families.molmoact2 import MolmoAct2Adapter
 from craftcli.policies.families.multi_task_dit import MultiTaskDitAdapter
 from craftcli.policies.families.pi0 import Pi0Adapter
 from craftcli.policies.families.pi0_fast import Pi0FastAdapter
@@ -59,6 +60,7 @@ ADAPTERS: tuple[PolicyAdapter, ...] = (
     checked(MultiTaskDitAdapter()),
     checked(XvlaAdapter()),
     checked(GrootAdapter()),
+    checked(MolmoAct2Adapter()),
 )
 
 

@@ -4,6 +4,7 @@ from tiny.act import ACT, STATE_ONLY
 from tiny.diffusion import DIFFUSION
 from tiny.family import Family
 from tiny.groot import GROOT
+from tiny.molmoact2 import MOLMOACT2
 from tiny.multi_task_dit import DIFFUSED, FLOWED
 from tiny.pi0 import PI0
 from tiny.pi0_fast import PI0_FAST
@@ -25,4 +26,5 @@ FAMILIES: tuple[Family, ...] = (
     PI0_FAST,
     XVLA,
     GROOT,
+    MOLMOACT2,
 )

@@ -11,6 +11,7 @@ import torch
 from tiny.act import ACT
 from tiny.diffusion import DIFFUSION
 from tiny.family import Family
+from tiny.molmoact2 import MOLMOACT2
 from tiny.multi_task_dit import FLOWED
 from tiny.pi0 import PI0
 from tiny.pi0_fast import PI0_FAST
@@ -28,7 +29,7 @@ from craftcli.policies.lerobot.batches import read_rows
 from craftcli.policies.lerobot.checkpoint import Checkpoint, load_checkpoint
 from craftcli.policies.lerobot.datasets import open_dataset
 
-FAMILIES = (PI05, PI0, PI0_FAST, DIFFUSION)
+FAMILIES = (PI05, PI0, PI0_FAST, DIFFUSION, MOLMOACT2)
 
 
 @pytest.fixture(scope="module")

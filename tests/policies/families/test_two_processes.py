@@ -10,6 +10,7 @@ import torch
 from tiny.act import STATE_ONLY
 from tiny.diffusion import DIFFUSION
 from tiny.family import Family
+from tiny.molmoact2 import MOLMOACT2
 from tiny.multi_task_dit import FLOWED
 from tiny.pi0 import PI0
 from tiny.pi0_fast import PI0_FAST
@@ -30,7 +31,7 @@ from craftcli.policies.lerobot.datasets import open_dataset
 
 STEPS = 5
 # Each once: the variants differ in what they compute, not in how gradients are shared.
-FAMILIES = (STATE_ONLY, DIFFUSION, VQBET, FLOWED, SMOLVLA, PI05, PI0, PI0_FAST, XVLA)
+FAMILIES = (STATE_ONLY, DIFFUSION, VQBET, FLOWED, SMOLVLA, PI05, PI0, PI0_FAST, XVLA, MOLMOACT2)
 
 
 @pytest.fixture(scope="module")
