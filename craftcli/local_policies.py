@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from craftcli.config.run_paths import CONFIG_FILE
 from craftcli.errors import CraftError
 
 CONFIG = "config.json"
+RUN_CONFIG = "craft_config.json"
+"""The settings of a run; a folder with this file is a run of craft."""
 _INSIDE = ("", "pretrained_model", "checkpoints/last/pretrained_model")
 
 
@@ -34,4 +35,4 @@ def find_local_policy(source: str) -> Path | None:
 
 def _holds_runs(folder: Path) -> bool:
     """Whether runs of craft's lie in a folder, so that its name is hardly an owner on the Hub."""
-    return next(folder.glob(f"*/{CONFIG_FILE}"), None) is not None
+    return next(folder.glob(f"*/{RUN_CONFIG}"), None) is not None

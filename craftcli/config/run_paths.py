@@ -21,10 +21,10 @@ from typing import Any
 from craftcli.config.dataset_list import parse_dataset
 from craftcli.config.policy_and_data import DEMO
 from craftcli.config.train import TrainConfig
+from craftcli.local_policies import RUN_CONFIG
 from craftcli.locations import RemotePath, locate
 
-CONFIG_FILE = "craft_config.json"
-"""The settings of a run; a folder with this file is a run of craft."""
+CONFIG_FILE = RUN_CONFIG
 OUTPUT = "output"
 _PLACES = ("cache", "dataset_root", "old_dataset_root", "anchor_root")
 _NAMES = ("policy", "dataset", "old_dataset", "old_tasks", "eval_dataset")
