@@ -1,6 +1,7 @@
 """What `--help` and `--version` show, and how little they import."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -212,3 +213,23 @@ def test_completion_can_be_shown_and_installed(craft: Callable[..., Any]) -> Non
     text = craft("--help").stdout
     assert "--install-completion" in text
     assert "--show-completion" in text
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("craft tr", ["train"]),
+        ("craft cache build --poo", ["--pooling"]),
+        ("craft train --loss ", ["nmse", "mse", "l1", "cosine"]),
+    ],
+)
+def test_the_shell_completes_commands_options_and_choices(typed: str, completed: list[str]) -> None:
+    asked = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split(" ")) - 1)}
+    done = subprocess.run(
+        [Path(sys.executable).with_name("craft")],
+        env={**os.environ, "_CRAFT_COMPLETE": "complete_bash", **asked},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == completed
