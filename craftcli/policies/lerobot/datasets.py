@@ -67,7 +67,7 @@ def open_dataset(
         raise CraftError(
             f"Cannot open the dataset {repo_id!r}.",
             why=f"there is no such folder, and the download from the Hub failed: {error}",
-            fix="check the name, or give --dataset-root the folder of a downloaded dataset.",
+            fix="check the name, or give the folder of a downloaded dataset instead.",
         ) from error
     FastRows.install(dataset)
     return dataset
