@@ -65,6 +65,10 @@ def pipeline_config(config: TrainConfig, student: Checkpoint, dataset: Any, outp
         rename_map=student.renames,
         log_freq=config.log_every,
         save_freq=config.save_every,
+        # LeRobot would put its presets in the place of settings that differ from them. Without a
+        # schedule there is no other way: it refuses settings of its own that have none.
+        use_policy_training_preset=scheduler is None
+        or (config.lr is None and config.lr_schedule is LrSchedule.PRESET),
         optimizer=optimizer,
         scheduler=scheduler,
         peft=_peft_config(student),

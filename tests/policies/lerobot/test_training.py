@@ -42,3 +42,34 @@ def test_the_learning_rate_moves_as_asked(teacher: Any, new_data: Any, tmp_path:
     expected = own.build(optimizer, STEPS).lr_lambdas[0]
     assert preset == pytest.approx([1e-3 * expected(step) for step in range(STEPS)])
     assert preset not in (constant, cosine)
+
+
+@pytest.mark.parametrize(
+    ("settings", "preset"),
+    [
+        ({}, True),
+        ({"lr": 1e-3}, False),
+        ({"lr_schedule": LrSchedule.COSINE}, False),
+        # LeRobot refuses settings of its own without a schedule.
+        ({"lr_schedule": LrSchedule.CONSTANT}, True),
+    ],
+)
+def test_lerobot_train_takes_the_learning_rate_of_the_run(
+    teacher: Any,
+    new_data: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    preset: bool,
+) -> None:
+    config = TrainConfig(steps=STEPS, device="cpu", **settings)
+    pipeline = pipeline_config(config, teacher, new_data, tmp_path / "run")
+    assert pipeline.use_policy_training_preset is preset
+    asked = None if preset else pipeline.optimizer.lr
+    # What lerobot-train does with the settings that it reads.
+    monkeypatch.setattr("sys.argv", ["lerobot-train"])
+    monkeypatch.setattr(pipeline.policy, "push_to_hub", False)
+    pipeline.validate()
+    if asked is not None:
+        assert pipeline.optimizer.lr == asked
+        assert pipeline.scheduler is not None
