@@ -56,6 +56,8 @@ def _plain(comparison: Comparison) -> ArmResult | None:
 def _draw_curve(axes: plt.Axes, way: str, points: dict[int, ArmResult], role: str) -> None:
     found = {number: row.estimates.get(role) for number, row in sorted(points.items())}
     known = {number: estimate for number, estimate in found.items() if estimate is not None}
+    # Beside each other, so that no interval hides another.
+    shift = 0.07 * (list(_COLOURS).index(way) - len(_COLOURS) // 2) if way in _COLOURS else 0.0
     means = [estimate.mean for estimate in known.values()]
     # One run has no interval over seeds.
     lows = [e.mean if e.low is None else e.low for e in known.values()]
@@ -65,7 +67,7 @@ def _draw_curve(axes: plt.Axes, way: str, points: dict[int, ArmResult], role: st
         [high - mean for mean, high in zip(means, highs, strict=True)],
     ]
     axes.errorbar(
-        [_FRAMES.index(number) for number in known],
+        [_FRAMES.index(number) + shift for number in known],
         means,
         yerr=errors,
         marker="o",

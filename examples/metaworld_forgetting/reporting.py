@@ -52,7 +52,8 @@ def publish(specs: Mapping[str, SweepSpec], tables: Path, reports: Path) -> None
             shutil.copyfile(reports / name / TRADE_OFF_FILE, picture)
             parts.append(f"![old against new]({picture.name})")
         if name.endswith("-few"):
-            picture = draw_few(comparison, tables.with_name(f"{name}.png"), title=spec.title)
+            title = f"{spec.title}, 500 steps"
+            picture = draw_few(comparison, tables.with_name(f"{name}.png"), title=title)
             parts.append(f"![old success by the number of old frames]({picture.name})")
         if tried:
             listed = "; ".join(f"{arm} {old:.2f} / {new:.2f}" for arm, (old, new) in tried.items())
