@@ -174,7 +174,7 @@ class TestErrors:
     def test_old_tasks_that_do_not_exist_are_refused_before_the_policy_is_loaded(
         self, craft: Callable[..., Any], new: Path
     ) -> None:
-        policy = ("--policy", "nowhere", "--dataset", new)
+        policy = ("--policy", "me/nowhere", "--dataset", new)
         error = self.refused(craft, *policy, "--old-tasks", "old.txt", exit_code=EXIT_USAGE)
         assert "Cannot read the old instructions from old.txt." in error
 
