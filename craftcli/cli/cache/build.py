@@ -38,9 +38,9 @@ def register(app: typer.Typer) -> None:
         examples=(
             "craft cache build --layers -2,-1",
             "craft cache build --policy outputs/my_policy --dataset me/old_task --samples 1024",
-            "craft cache build --policy P --dataset me/old_task --samples 16 --augment 63",
-            "craft cache build --policy P --from-statistics --samples 4096",
-            "craft cache build --policy P --env metaworld:pick-place-v3 --env-episodes 20",
+            "craft cache build --policy me/base --dataset me/old_task --samples 16 --augment 63",
+            "craft cache build --policy me/base --from-statistics --samples 4096",
+            "craft cache build --policy me/base --env metaworld:pick-place-v3 --env-episodes 20",
         ),
         main=(
             "policy",
