@@ -301,7 +301,8 @@ class TestPoliciesAndData:
         error = refused(*command, "--policy", TEACHER_FOLDER, "--dataset", dataset)
         assert dataset in error
         can_be_on_the_hub = "/" in dataset.removeprefix("./") or " " in dataset
-        assert ("--dataset-root" if can_be_on_the_hub else "give --dataset a folder") in error
+        advice = "the folder of a downloaded" if can_be_on_the_hub else "give --dataset a folder"
+        assert advice in error
 
     @pytest.mark.parametrize(
         ("change", "why"),

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,11 @@ def pipeline_config(config: TrainConfig, student: Checkpoint, dataset: Any, outp
 
     LeRobot's `validate` is not called: it reads sys.argv again and may replace the policy.
     """
-    policy_config = student.policy.config
+    policy_config = _with_learning_rate(student.policy.config, config.lr)
     optimizer = policy_config.get_optimizer_preset()
     scheduler = _scheduler(config.lr_schedule, policy_config)
-    if config.lr is not None:
+    if config.lr is not None:  # for policies whose rate has another name
         if hasattr(scheduler, "peak_lr"):
-            # Keep the ratio of the final to the peak learning rate.
             scheduler.decay_lr *= config.lr / scheduler.peak_lr
             scheduler.peak_lr = config.lr
         optimizer.lr = config.lr
@@ -65,14 +65,26 @@ def pipeline_config(config: TrainConfig, student: Checkpoint, dataset: Any, outp
         rename_map=student.renames,
         log_freq=config.log_every,
         save_freq=config.save_every,
-        # LeRobot would put its presets in the place of settings that differ from them. Without a
-        # schedule there is no other way: it refuses settings of its own that have none.
-        use_policy_training_preset=scheduler is None
-        or (config.lr is None and config.lr_schedule is LrSchedule.PRESET),
         optimizer=optimizer,
         scheduler=scheduler,
         peft=_peft_config(student),
     )
+
+
+def _with_learning_rate(policy_config: Any, lr: float | None) -> Any:
+    """The policy's configuration, whose presets have the learning rate of the run.
+
+    `lerobot-train --config_path` asks them again, so that a rate noted elsewhere would be lost. It
+    can be told not to ask, but then it gives all weights one rate, and xvla refuses that.
+    """
+    if lr is None or not hasattr(policy_config, "optimizer_lr"):
+        return policy_config
+    ours = copy(policy_config)
+    if hasattr(ours, "scheduler_decay_lr"):
+        # Keep the ratio of the final to the peak learning rate.
+        ours.scheduler_decay_lr *= lr / ours.optimizer_lr
+    ours.optimizer_lr = lr
+    return ours
 
 
 def _scheduler(schedule: LrSchedule, policy_config: Any) -> Any:

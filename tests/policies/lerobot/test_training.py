@@ -44,32 +44,21 @@ def test_the_learning_rate_moves_as_asked(teacher: Any, new_data: Any, tmp_path:
     assert preset not in (constant, cosine)
 
 
-@pytest.mark.parametrize(
-    ("settings", "preset"),
-    [
-        ({}, True),
-        ({"lr": 1e-3}, False),
-        ({"lr_schedule": LrSchedule.COSINE}, False),
-        # LeRobot refuses settings of its own without a schedule.
-        ({"lr_schedule": LrSchedule.CONSTANT}, True),
-    ],
-)
 def test_lerobot_train_takes_the_learning_rate_of_the_run(
-    teacher: Any,
-    new_data: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    settings: dict[str, Any],
-    preset: bool,
+    teacher: Any, new_data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = TrainConfig(steps=STEPS, device="cpu", **settings)
+    before = teacher.policy.config.optimizer_lr
+    config = TrainConfig(steps=STEPS, device="cpu", lr=before * 3)
     pipeline = pipeline_config(config, teacher, new_data, tmp_path / "run")
-    assert pipeline.use_policy_training_preset is preset
-    asked = None if preset else pipeline.optimizer.lr
+    ours, _ = optimizer_and_scheduler(pipeline, teacher.policy)
     # What lerobot-train does with the settings that it reads.
     monkeypatch.setattr("sys.argv", ["lerobot-train"])
     monkeypatch.setattr(pipeline.policy, "push_to_hub", False)
     pipeline.validate()
-    if asked is not None:
-        assert pipeline.optimizer.lr == asked
-        assert pipeline.scheduler is not None
+    theirs, _ = optimizer_and_scheduler(pipeline, teacher.policy)
+    assert pipeline.optimizer.lr == pipeline.scheduler.peak_lr == before * 3
+    assert [group["lr"] for group in ours.param_groups] == [
+        group["lr"] for group in theirs.param_groups
+    ]
+    # The policy's own configuration, which checkpoints are saved with, is not touched.
+    assert teacher.policy.config.optimizer_lr == before
