@@ -2,17 +2,17 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lerobot.configs import PreTrainedConfig
-from lerobot.datasets.lerobot_dataset import LeRobotDataset
-from lerobot.policies.factory import make_policy, make_pre_post_processors
+from accelerate.state import AcceleratorState
+from lerobot.policies.factory import make_pre_post_processors
+from lerobot.scripts import lerobot_train
 from tiny.base_models import BASE_MODELS, BaseModel
 from tiny.robots import spread, write_robot_data
-from torch.utils.data import default_collate
 
 from craftcli.config.train import TrainConfig
 from craftcli.distributed import Processes
@@ -21,6 +21,7 @@ from craftcli.policies.families.registry import adapter_for
 from craftcli.policies.lerobot.batches import read_rows
 
 FRAMES = 12
+BATCHES = 2
 ROBOTS = {"six": 6, "fourteen": 14}
 """Numbers of the state and the action of two robots."""
 CAMERAS = ("observation.images.top", "observation.images.hand")
@@ -59,77 +60,107 @@ def as_option(model: BaseModel) -> str:
     return ",".join(f"{old}={new}" for old, new in renames(model).items())
 
 
-class LeRobotTrain:
-    """The policy and the processors that `lerobot-train --policy.path` makes, step by step."""
+class EnoughError(Exception):
+    """All batches have been seen."""
 
-    def __init__(self, folder: Path, dataset: LeRobotDataset, rename_map: dict[str, str]) -> None:
-        config = PreTrainedConfig.from_pretrained(str(folder))
-        config.device, config.pretrained_path = "cpu", folder
-        self.policy: Any = make_policy(config, ds_meta=dataset.meta, rename_map=rename_map)
-        features = {**config.input_features, **config.output_features}
-        normalize = {
-            "stats": dataset.meta.stats,
-            "features": features,
-            "norm_map": config.normalization_mapping,
-        }
-        self.preprocess, self.postprocess = make_pre_post_processors(
-            policy_cfg=config,
-            pretrained_path=str(folder),
-            preprocessor_overrides={
-                # pi0_fast: LeRobot forgets the names of local tokenizers.
-                **adapter_for(config.type).processor_overrides(config),
-                "device_processor": {"device": "cpu"},
-                "normalizer_processor": normalize,
-                "rename_observations_processor": {"rename_map": rename_map},
-            },
-            postprocessor_overrides={
-                "unnormalizer_processor": {**normalize, "features": config.output_features}
-            },
-        )
+
+@dataclass
+class LeRobotTrain:
+    """What `lerobot-train --policy.path` makes of a base model and a robot's data."""
+
+    policy: Any = None
+    postprocess: Any = None
+    batches: list[dict[str, Any]] = field(default_factory=list)
+    """As its policy gets them."""
+
+    def run(self, patch: pytest.MonkeyPatch, *arguments: str) -> None:
+        """Start the real command, and stop it when its policy would learn from the last batch."""
+
+        def processors(policy_cfg: Any, **settings: Any) -> tuple[Any, Any]:
+            # pi0_fast: LeRobot forgets the names of local tokenizers.
+            names = adapter_for(policy_cfg.type).processor_overrides(policy_cfg)
+            settings["preprocessor_overrides"] |= names
+            made = make_pre_post_processors(policy_cfg=policy_cfg, **settings)
+            self.postprocess = made[1]
+            return made
+
+        def update(metrics: Any, policy: Any, batch: dict[str, Any], *_: Any, **__: Any) -> Any:
+            self.policy = policy
+            self.batches.append(batch)
+            if len(self.batches) == BATCHES:
+                raise EnoughError
+            return metrics, {}
+
+        patch.setattr(lerobot_train, "make_pre_post_processors", processors)
+        patch.setattr(lerobot_train, "update_policy", update)
+        # It logs to the terminal from now on, which is nothing to leave behind.
+        patch.setattr(lerobot_train, "init_logging", lambda **_: None)
+        patch.setattr("sys.argv", ["lerobot-train", *arguments])
+        try:
+            with pytest.raises(EnoughError):
+                lerobot_train.train()
+        finally:
+            AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.mark.parametrize("robot", ROBOTS)
 def test_the_policy_sees_and_learns_what_lerobot_train_shows_it(
-    base: tuple[BaseModel, Path], data: dict[str, Path], robot: str, tmp_path: Path
+    base: tuple[BaseModel, Path],
+    data: dict[str, Path],
+    robot: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, folder = base
+    theirs = LeRobotTrain()
+    theirs.run(
+        monkeypatch,
+        f"--policy.path={folder}",
+        "--policy.device=cpu",
+        "--policy.push_to_hub=false",
+        f"--dataset.repo_id={robot}",
+        f"--dataset.root={data[robot]}",
+        f"--rename_map={json.dumps(renames(model))}",
+        f"--output_dir={tmp_path / 'theirs'}",
+        "--batch_size=3",
+        "--num_workers=0",
+    )
     config = TrainConfig(
         policy=str(folder), dataset=str(data[robot]), rename=as_option(model), device="cpu"
     )
     run = open_policy_and_data(config, tmp_path / "run", Processes.from_environment())
-    rows = [0, 3, 7]
-    ours = run.student.preprocess(read_rows(run.dataset, rows))
+    for batch in theirs.batches:
+        ours = run.student.preprocess(read_rows(run.dataset, batch["index"].tolist()))
+        read = [key for key, value in batch.items() if isinstance(value, torch.Tensor)]
+        assert {"action", "observation.state", *model.cameras[:2]} <= set(read)
+        for key in read:
+            assert torch.equal(ours[key], batch[key]), key
+        assert ours["action"].abs().max() < 4  # and not in degrees
 
-    dataset = LeRobotDataset(robot, root=data[robot], delta_timestamps=run.dataset.delta_timestamps)
-    theirs_run = LeRobotTrain(folder, dataset, renames(model))
-    theirs = theirs_run.preprocess(default_collate([dataset[row] for row in rows]))
-    read = [key for key, value in theirs.items() if isinstance(value, torch.Tensor)]
-    assert {"action", "observation.state", *model.cameras[:2]} <= set(read)
-    for key in read:
-        assert torch.equal(ours[key], theirs[key]), key
-    assert ours["action"].abs().max() < 4  # and not in degrees
-
-    losses = []
-    for policy, batch in ((run.student.policy, ours), (theirs_run.policy, theirs)):
-        policy.eval()
-        torch.manual_seed(0)
-        with torch.no_grad():
-            losses.append(policy(batch)[0].item())
-    assert losses[0] == losses[1]
+        losses = []
+        for policy, seen in ((run.student.policy, ours), (theirs.policy, batch)):
+            policy.eval()
+            torch.manual_seed(0)
+            with torch.no_grad():
+                losses.append(policy(seen)[0].item())
+        assert losses[0] == losses[1]
     # Predicted actions become actions of this robot.
     predicted = torch.zeros(1, ROBOTS[robot])
-    assert torch.equal(run.student.postprocess(predicted), theirs_run.postprocess(predicted))
+    assert torch.equal(run.student.postprocess(predicted), theirs.postprocess(predicted))
 
 
+@pytest.mark.parametrize(("old", "new"), [("six", "fourteen"), ("fourteen", "six")])
 def test_four_commands_from_one_robot_to_another(
     base: tuple[BaseModel, Path],
     data: dict[str, Path],
     craft: Callable[..., Any],
     tmp_path: Path,
+    old: str,
+    new: str,
 ) -> None:
     model, folder = base
     common = ("--policy", folder, "--rename", as_option(model), "--device", "cpu")
-    built = craft("cache", "build", *common, "--dataset", data["six"], "--samples", "4")
+    built = craft("cache", "build", *common, "--dataset", data[old], "--samples", "4")
     assert built.exit_code == 0, built.output
     said = " ".join(built.output.split())
     why = "are inert" if model.name.endswith("inert") else "are missing"
@@ -138,7 +169,7 @@ def test_four_commands_from_one_robot_to_another(
         assert "The teacher's normaliser knows so100-blue.buffer.action, so100-red" in said
 
     sizes = ("--batch-size", "2", "--anchor-batch-size", "4", "--steps", "1")
-    task = (*common, "--dataset", data["fourteen"], *sizes)
+    task = (*common, "--dataset", data[new], *sizes)
     tried = craft("dryrun", *task, "--json")
     assert tried.exit_code == 0, tried.output
     statistics = json.loads(tried.stdout)["checks"][1]["detail"]
@@ -149,7 +180,7 @@ def test_four_commands_from_one_robot_to_another(
     config = json.loads(
         (tmp_path / "run/checkpoints/last/pretrained_model/config.json").read_text()
     )
-    assert config["output_features"]["action"]["shape"] == [14]
+    assert config["output_features"]["action"]["shape"] == [ROBOTS[new]]
 
     evaluated = craft("eval", "run", "--device", "cpu", "--samples", "2", "--json")
     assert evaluated.exit_code == 0, evaluated.output
