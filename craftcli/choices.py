@@ -107,11 +107,15 @@ class Stats(StrEnum):
 
 
 class Sampling(StrEnum):
-    """How anchors are drawn: uniformly over frames, or evenly over episodes or tasks."""
+    """How anchors are drawn: uniformly over frames, or evenly over episodes, tasks or phases.
+
+    The phase of a frame is its place in its episode, from the beginning to the end.
+    """
 
     UNIFORM = "uniform"
     PER_EPISODE = "per_episode"
     PER_TASK = "per_task"
+    PER_PHASE = "per_phase"
 
 
 class StoreDtype(StrEnum):

@@ -97,7 +97,7 @@ UNPACKED_VERSION, FORMAT_VERSION = "1.3", "2.0"
 KINDS = ("hidden", "token_ce", "action")
 DTYPES = ("float32", "float16", "bfloat16")
 IMAGES = ("reference", "embedded")
-SAMPLING = ("uniform", "per_episode", "per_task", "indices")
+SAMPLING = ("uniform", "per_episode", "per_task", "per_phase", "indices")
 ACTIONS = ("teacher", "data")
 LAYOUTS = ("bsd", "sbd", "bds", "bd")
 LABELS = "outputs/labels"
@@ -189,7 +189,7 @@ class Manifest:
     images: str
     """Where the images are: "embedded" (under inputs/) or "reference" (in the dataset)."""
     sampling: str
-    """How the rows were selected: uniform, per_episode, per_task or indices."""
+    """How the rows were selected: uniform, per_episode, per_task, per_phase or indices."""
     prompts_digest: str | None
     """Digest of the instructions that replaced those of the dataset; null if none did."""
     actions: str | None = None

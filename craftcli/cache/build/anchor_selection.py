@@ -1,6 +1,6 @@
 """Selects the frames of a dataset that become anchors, from the settings and the dataset alone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,27 +35,58 @@ def select_rows(config: CacheConfig, dataset: Any) -> list[int]:
         rows = np.setdiff1d(rows, _taken(config.exclude, dataset))
     _require_enough(len(rows), config.samples, config)
     rng = np.random.default_rng(config.seed)
-    tasks = table.column("task_index").to_numpy() if config.sampling is Sampling.PER_TASK else None
-    groups = episodes if config.sampling is Sampling.PER_EPISODE else tasks
+    draw = _drawing(config.sampling, table)
     if not getattr(dataset, "is_weighted", False):
-        return _chosen(rows, groups, config.samples, rng)
+        return _sorted(draw(rows, config.samples, rng))
     begins = zip(dataset.offsets[:-1], dataset.offsets[1:], strict=True)
     own = [rows[(rows >= low) & (rows < high)] for low, high in begins]
     samples = apportion(config.samples, dataset.shares)
     _require_enough_of_each(own, samples, dataset)
     parts = zip(own, samples, strict=True)
-    return [row for rows, count in parts for row in _chosen(rows, groups, count, rng)]
+    return [row for rows, count in parts for row in _sorted(draw(rows, count, rng))]
 
 
-def _chosen(
-    rows: NDArray[Any], groups: NDArray[Any] | None, samples: int, rng: np.random.Generator
-) -> list[int]:
-    """Draw `samples` of the rows, evenly over their groups if there are any; sorted."""
-    if groups is None:
-        picked = rng.choice(rows, size=samples, replace=False)
-    else:
-        picked = balanced(rows, groups[rows], samples, rng)
-    return sorted(int(row) for row in picked)
+type _Drawing = Callable[[NDArray[Any], int, np.random.Generator], NDArray[Any]]
+
+
+def _drawing(sampling: Sampling, table: Any) -> _Drawing:
+    """How to draw so many of some rows."""
+
+    def column(name: str) -> NDArray[Any]:
+        values: NDArray[Any] = table.column(name).to_numpy()
+        return values
+
+    match sampling:
+        case Sampling.UNIFORM:
+            return lambda rows, samples, rng: rng.choice(rows, size=samples, replace=False)
+        case Sampling.PER_EPISODE | Sampling.PER_TASK:
+            groups = column("episode_index" if sampling is Sampling.PER_EPISODE else "task_index")
+            return lambda rows, samples, rng: balanced(rows, groups[rows], samples, rng)
+        case Sampling.PER_PHASE:
+            phases = _phases(column("episode_index"), column("frame_index"))
+            return lambda rows, samples, rng: _through(rows, phases[rows], samples, rng)
+
+
+def _phases(episodes: NDArray[Any], frames: NDArray[Any]) -> NDArray[np.float64]:
+    """The place of each frame in its episode: 0 is the first, 1 the last."""
+    _, number = np.unique(episodes, return_inverse=True)
+    last = np.zeros(number.max() + 1)
+    np.maximum.at(last, number, frames)
+    phases: NDArray[np.float64] = frames / np.maximum(last, 1)[number]
+    return phases
+
+
+def _through(
+    rows: NDArray[Any], phases: NDArray[Any], samples: int, rng: np.random.Generator
+) -> NDArray[Any]:
+    """One row at random from each of `samples` stretches, which hold the same number of rows."""
+    shuffled = rng.permutation(len(rows))
+    order = shuffled[np.argsort(phases[shuffled], kind="stable")]
+    return np.array([rng.choice(rows[part]) for part in np.array_split(order, samples)])
+
+
+def _sorted(rows: NDArray[Any]) -> list[int]:
+    return sorted(int(row) for row in rows)
 
 
 def most_samples(dataset: Any) -> int:

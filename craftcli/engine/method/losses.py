@@ -32,7 +32,7 @@ def retention_loss(
     teacher: Mapping[str, Tensor],
     mask: Tensor,
     kind: LossKind,
-    variances: Mapping[str, float],
+    variances: Mapping[str, Tensor | float],
 ) -> RetentionLoss:
     """The mean of `layer_loss` over layers of vectors [B, V, D] with one mask [B, V].
 
@@ -50,13 +50,18 @@ def retention_loss(
 
 
 def layer_loss(
-    student: Tensor, teacher: Tensor, mask: Tensor, kind: LossKind, variance: float | None
+    student: Tensor,
+    teacher: Tensor,
+    mask: Tensor,
+    kind: LossKind,
+    variance: Tensor | float | None,
 ) -> Tensor:
     """The distance of vectors [B, V, D] where mask [B, V] is True.
 
     A row counts with the mean over its valid vectors, and with 0 if it has none: the loss of a
     batch is then the mean of the losses of its parts. nmse divides by `variance`, the mean variance
-    of the teacher's features: 0.02 means that the vectors moved by 2 % of it.
+    of the teacher's features, one or one for each row [B]: 0.02 means that the vectors moved by
+    2 % of it.
     """
     if student.shape != teacher.shape or mask.shape != student.shape[:-1]:
         raise ValueError(
@@ -72,8 +77,8 @@ def layer_loss(
         case LossKind.MSE:
             return row_mean((ours - theirs).square().mean(-1), mask)
         case LossKind.NMSE:
-            scale = _checked_variance(variance)
-            return row_mean((ours - theirs).square().mean(-1), mask) / scale
+            errors = _row_means((ours - theirs).square().mean(-1), mask)
+            return (errors / _checked_variance(variance, len(errors))).mean()
         case LossKind.L1:
             return row_mean((ours - theirs).abs().mean(-1), mask)
         case LossKind.COSINE:
@@ -82,8 +87,11 @@ def layer_loss(
 
 def row_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Average values [B, V] where mask [B, V] is True (0 in an empty row), then over the rows."""
-    total = torch.where(mask, values, 0.0).sum(1)
-    return (total / mask.sum(1).clamp(min=1)).mean()
+    return _row_means(values, mask).mean()
+
+
+def _row_means(values: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, values, 0.0).sum(1) / mask.sum(1).clamp(min=1)
 
 
 def _cosine(a: Tensor, b: Tensor) -> Tensor:
@@ -94,8 +102,13 @@ def _cosine(a: Tensor, b: Tensor) -> Tensor:
     return ((a * b).sum(-1) + _COSINE_EPS) / (a_norm * b_norm)
 
 
-def _checked_variance(variance: float | None) -> float:
-    if variance is None or not 0 < variance < math.inf:
+def _checked_variance(variance: Tensor | float | None, rows: int) -> Tensor | float:
+    # The numbers of a tensor are checked where they are made: reading them in every step would make
+    # a GPU wait.
+    if isinstance(variance, Tensor):
+        if variance.shape != (rows,):
+            raise ValueError(f"nmse needs a variance for each of {rows} rows, got {variance.shape}")
+    elif variance is None or not 0 < variance < math.inf:
         raise ValueError(f"nmse needs a positive teacher variance, got {variance}")
     return variance
 

@@ -31,6 +31,7 @@ from craftcli.choices import Kind
 from craftcli.config.parsing import JOINED
 from craftcli.engine.retention.anchor_dataset import AnchorDataset
 from craftcli.engine.retention.held_out_rows import split_rows
+from craftcli.engine.retention.task_variances import rows_by_task, spread, within_tasks
 from craftcli.engine.transfers import to_device
 from craftcli.errors import CraftError
 
@@ -43,8 +44,7 @@ _OUTPUTS = {
 }
 AHEAD = 4
 """Batches that a thread prepares in advance: one that takes long then delays no step."""
-_VARIANCE_ROWS = 4096
-"""Rows that give the variance of predictions: enough for a scale, and quick to read."""
+_MASK = "hidden_mask"
 
 
 @functools.cache
@@ -70,6 +70,8 @@ class AnchorBatch:
     """[B, V] bool: which vectors exist; None without hidden states."""
     outputs: dict[str, Tensor]
     """The teacher's outputs by array name."""
+    variances: dict[str, Tensor]
+    """[B] float32: what nmse is a share of, by layer and output."""
 
     def first(self, rows: int) -> Self:
         """The first rows of the batch."""
@@ -79,6 +81,7 @@ class AnchorBatch:
             targets={name: values[:rows] for name, values in self.targets.items()},
             mask=None if self.mask is None else self.mask[:rows],
             outputs={name: values[:rows] for name, values in self.outputs.items()},
+            variances={name: values[:rows] for name, values in self.variances.items()},
         )
 
 
@@ -93,7 +96,7 @@ class NumberedAnchors(Protocol):
 
     @property
     def variances(self) -> Mapping[str, float]:
-        """The teacher's variance by layer and output, which nmse is a share of."""
+        """The teacher's variance by layer and output, over all anchors together."""
         ...
 
     @property
@@ -158,7 +161,7 @@ class AnchorSet:
         outputs = [name for kind in kinds for name in _OUTPUTS[kind]]
         self._output_names = [name for name in outputs if name in names]
         hidden = [f"hidden/{layer}" for layer in self._layers]
-        masks = ["hidden_mask"] if self._layers else []
+        masks = [_MASK] if self._layers else []
         self._read_names = [*self._input_names, *hidden, *masks, *self._output_names]
         variances = {name: self._layer_variance(name) for name in self._layers}
         if PREDICTION in self._output_names:
@@ -171,6 +174,7 @@ class AnchorSet:
                 fix="build a cache with more --samples, or with another pooling or layer.",
             )
         self.variances: Mapping[str, float] = variances
+        self._row_variances = self._within_tasks()
 
     def __len__(self) -> int:
         return len(self.walk)
@@ -248,20 +252,47 @@ class AnchorSet:
             images = self._images.read_images(frames, read_variations(self.reader, rows))
             inputs |= {key: to_device(image, device) for key, image in images.items()}
         targets = {
-            layer: to_device(
-                torch.from_numpy(
-                    decode(self.reader.read(f"hidden/{layer}", rows), self.manifest.dtype)
-                ),
-                device,
-            )
+            layer: to_device(torch.from_numpy(self._states(layer, rows)), device)
             for layer in self._layers
         }
         outputs = {name: self._tensor(name, rows, device) for name in self._output_names}
-        mask = self._tensor("hidden_mask", rows, device) if self._layers else None
-        return AnchorBatch(inputs=inputs, targets=targets, mask=mask, outputs=outputs)
+        mask = self._tensor(_MASK, rows, device) if self._layers else None
+        variances = {
+            name: to_device(torch.from_numpy(values[rows]), device)
+            for name, values in self._row_variances.items()
+        }
+        return AnchorBatch(
+            inputs=inputs, targets=targets, mask=mask, outputs=outputs, variances=variances
+        )
+
+    def _states(self, layer: str, rows: NDArray[Any]) -> NDArray[np.float32]:
+        return decode(self.reader.read(f"hidden/{layer}", rows), self.manifest.dtype)
 
     def _tensor(self, name: str, rows: NDArray[Any], device: torch.device) -> Tensor:
         return to_device(torch.from_numpy(self.reader.read(name, rows)), device)
+
+    def _within_tasks(self) -> dict[str, NDArray[np.float32]]:
+        """By layer and output, the variance that each row of the cache is a share of."""
+        tasks = self.reader.read_all("index/task").astype(np.intp)
+        groups = rows_by_task(tasks, np.flatnonzero(self.reader.read_all("valid")))
+        found = {}
+        for name, whole in self.variances.items():
+            moments = {
+                task: self._moments(name, rows, groups=len(groups)) for task, rows in groups.items()
+            }
+            own = within_tasks(moments, whole)
+            found[name] = np.array([own.get(task, whole) for task in tasks.tolist()], np.float32)
+        return found
+
+    def _moments(self, name: str, rows: NDArray[np.intp], *, groups: int = 1) -> Moments:
+        """The moments of a layer or of the predictions over rows; there are so many groups."""
+        is_prediction = name == PREDICTION
+        array = PREDICTION if is_prediction else f"hidden/{name}"
+        rows = spread(rows, self.reader.spec(array).row_bytes, groups=groups)
+        values = self.reader.read(PREDICTION, rows) if is_prediction else self._states(name, rows)
+        moments = Moments(*values.shape[1:])
+        moments.update(values, self.reader.read(OUTPUT_MASK if is_prediction else _MASK, rows))
+        return moments
 
     def _layer_variance(self, layer: str) -> float:
         stats = self.reader.stats(layer)
@@ -269,11 +300,7 @@ class AnchorSet:
 
     def _prediction_variance(self) -> float:
         """The mean variance of the teacher's predictions, from rows spread over the cache."""
-        usable = np.flatnonzero(self.reader.read_all("valid"))
-        spread = np.unique(np.linspace(0, len(usable) - 1, _VARIANCE_ROWS).round().astype(int))
-        values = self.reader.read(PREDICTION, usable[spread])
-        moments = Moments(*values.shape[1:])
-        moments.update(values, self.reader.read(OUTPUT_MASK, usable[spread]))
+        moments = self._moments(PREDICTION, np.flatnonzero(self.reader.read_all("valid")))
         return scalar_variance(moments.variance, moments.count)
 
 

@@ -111,13 +111,13 @@ class Imitation:
     def _hidden(self, features: Features, batch: AnchorBatch, kind: LossKind) -> RetentionLoss:
         if batch.mask is None:
             raise RuntimeError("the anchors were opened without hidden states")
-        variances = {layer: self.anchors.variances[layer] for layer in batch.targets}
+        variances = {layer: batch.variances[layer] for layer in batch.targets}
         return retention_loss(self.states(features), batch.targets, batch.mask, kind, variances)
 
     def _action(self, output: PolicyOutput, batch: AnchorBatch, kind: LossKind) -> Tensor:
         theirs, mask = batch.outputs, batch.outputs[OUTPUT_MASK]
         if PREDICTION in theirs:
-            variance = self.anchors.variances[PREDICTION]
+            variance = batch.variances[PREDICTION]
             return layer_loss(output.values, theirs[PREDICTION], mask, kind, variance)
         return top_k_divergence(output.values, theirs[TOP_TOKENS], theirs[TOP_LOGPROBS], mask)
 

@@ -8,7 +8,7 @@ Nothing is stored, and the same seed and number always give the same batch.
 import copy
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from craftcli.config.parsing import JOINED
 from craftcli.engine.anchor_plan import AnchorPlan
 from craftcli.engine.retention.anchors import AnchorBatch, Walk
 from craftcli.engine.retention.live_teacher import LiveTeacher
+from craftcli.engine.retention.task_variances import within_tasks
+from craftcli.engine.transfers import to_device
 from craftcli.errors import EXIT_USAGE, CraftError
 from craftcli.policies.lerobot.batches import remember_if_small
 from craftcli.policies.lerobot.task_processors import fit_to
@@ -49,6 +51,8 @@ class LiveRecord:
     variances: Mapping[str, float]
     invalid: int
     """Of the rows that gave the variances, those on which the teacher is not finite."""
+    task_variances: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Within each task, by its instruction; earlier versions had one variance for all."""
 
     @classmethod
     def read(cls, run: Path) -> "LiveRecord":
@@ -116,9 +120,9 @@ class LiveAnchors:
         )
         if known is not None:
             self._require_same(known)
-        self.variances, self.invalid = (
-            (dict(known.variances), known.invalid) if known else self._measure(source)
-        )
+        record = known or self._measure(source)
+        self.variances, self.invalid = dict(record.variances), record.invalid
+        self._task_variances = record.task_variances
 
     def __len__(self) -> int:
         """Rows that a batch is drawn from."""
@@ -141,7 +145,12 @@ class LiveAnchors:
 
     def save(self, run: Path) -> None:
         """Write what a resumed run must find again into the folder of the run."""
-        record = LiveRecord(sources=self._sources(), variances=self.variances, invalid=self.invalid)
+        record = LiveRecord(
+            sources=self._sources(),
+            variances=self.variances,
+            invalid=self.invalid,
+            task_variances=self._task_variances,
+        )
         write_text(run / LIVE_FILE, json.dumps(asdict(record), indent=2))
 
     def to_json(self) -> dict[str, Any]:
@@ -157,9 +166,16 @@ class LiveAnchors:
 
     def batch(self, number: int, device: torch.device, *, following: int = 1) -> AnchorBatch:
         """The batch with this number: its rows are drawn anew, and the teacher answers."""
-        source, rows = self._draw(number)
-        batch, _ = self._answer(source, rows, device)
-        return batch
+        batch, tasks, _ = self._answer(*self._draw(number), device)
+        return replace(batch, variances=self._row_variances(tasks, device))
+
+    def _row_variances(self, tasks: list[str], device: torch.device) -> dict[str, Tensor]:
+        """What nmse is a share of, for rows of these tasks."""
+        found = {}
+        for name, whole in self.variances.items():
+            own = self._task_variances.get(name, {})
+            found[name] = to_device(torch.tensor([own.get(task, whole) for task in tasks]), device)
+        return found
 
     def held_out_batch(self, number: int, device: torch.device) -> AnchorBatch:
         """There are no held-out anchors."""
@@ -186,9 +202,10 @@ class LiveAnchors:
 
     def _answer(
         self, source: RowSource, rows: Sequence[int], device: torch.device
-    ) -> tuple[AnchorBatch, int]:
-        """These rows with the teacher's answers; how many of them were left out."""
-        prepared = self._rows.prepare_raw(source.read(rows))
+    ) -> tuple[AnchorBatch, list[str], int]:
+        """These rows with the teacher's answers, and their tasks; how many rows were left out."""
+        raw = source.read(rows)
+        prepared = self._rows.prepare_raw(raw)
         with self.teacher.answering():
             answers = self._rows.answer(prepared)
         finite = answers.valid
@@ -209,28 +226,30 @@ class LiveAnchors:
             targets=hidden,
             mask=targets.get(_MASK),
             outputs={n: v for n, v in targets.items() if not _is_hidden(n) and n != _MASK},
+            variances={},
         )
-        return batch, int((~finite).sum())
+        numbers = np.asarray(raw.index["index/task"])[finite.cpu().numpy()]
+        return batch, [source.tasks[number] for number in numbers], int((~finite).sum())
 
-    def _measure(self, source: RowSource) -> tuple[dict[str, float], int]:
-        """The teacher's variances over rows of a source; how many of these were not finite."""
+    def _measure(self, source: RowSource) -> LiveRecord:
+        """The teacher's variances over rows of a source, and within its tasks."""
         device = next(self._checkpoint.policy.parameters()).device
         most = min(VARIANCE_ROWS, len(source))
         rows = np.random.default_rng(self._config.seed).permutation(len(source))[:most].tolist()
-        moments: dict[str, Moments] = {}
+        moments: dict[str, dict[str, Moments]] = {}
         invalid = 0
         for start in range(0, len(rows), self._config.batch_size):
             piece = rows[start : start + self._config.batch_size]
-            batch, left_out = self._answer(source, piece, device)
+            batch, tasks, left_out = self._answer(source, piece, device)
             invalid += left_out
             found = {name: (values, batch.mask) for name, values in batch.targets.items()}
             if PREDICTION in batch.outputs:
                 found[PREDICTION] = batch.outputs[PREDICTION], batch.outputs[OUTPUT_MASK]
             for name, (values, mask) in found.items():
                 if mask is not None:
-                    own = moments.setdefault(name, Moments(*values.shape[1:]))
-                    own.update(values.cpu().numpy(), mask.cpu().numpy())
-        variances = {name: scalar_variance(m.variance, m.count) for name, m in moments.items()}
+                    _add(moments.setdefault(name, {}), values, mask, tasks)
+        whole = {name: _together(list(own.values())) for name, own in moments.items()}
+        variances = {name: scalar_variance(m.variance, m.count) for name, m in whole.items()}
         flat = [name for name, variance in variances.items() if variance <= 0]
         if flat:
             raise CraftError(
@@ -238,7 +257,13 @@ class LiveAnchors:
                 why=f"{flat[0]} has zero variance over {most} of them.",
                 fix="make more anchors with --anchor-samples, or take them from other data.",
             )
-        return variances, invalid
+        several = {name: own for name, own in moments.items() if len(own) > 1}
+        return LiveRecord(
+            sources=self._sources(),
+            variances=variances,
+            invalid=invalid,
+            task_variances={n: within_tasks(own, variances[n]) for n, own in several.items()},
+        )
 
     def _require_batch(self, rows: int) -> None:
         if rows < self.batch_size:
@@ -273,3 +298,18 @@ class LiveAnchors:
 
 def _is_hidden(name: str) -> bool:
     return name.startswith(HIDDEN)
+
+
+def _add(moments: dict[str, Moments], values: Tensor, mask: Tensor, tasks: list[str]) -> None:
+    """Count vectors [B, V, D] for the tasks of their rows."""
+    numbers, kept = values.cpu().numpy(), mask.cpu().numpy()
+    for task in dict.fromkeys(tasks):
+        own = np.array([other == task for other in tasks])
+        moments.setdefault(task, Moments(*numbers.shape[1:])).update(numbers[own], kept[own])
+
+
+def _together(parts: Sequence[Moments]) -> Moments:
+    whole = Moments(*parts[0].mean.shape)
+    for part in parts:
+        whole.add(part)
+    return whole

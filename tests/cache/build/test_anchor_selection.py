@@ -17,10 +17,13 @@ from craftcli.errors import EXIT_USAGE, CraftError
 
 
 def dataset(lengths: list[int], tasks: list[int] | None = None) -> Any:
-    """The two columns that the selection reads, as a LeRobotDataset keeps them."""
+    """The columns that the selection reads, as a LeRobotDataset keeps them."""
     episodes = np.repeat(np.arange(len(lengths)), lengths)
     task_of = np.asarray(tasks or [0] * len(lengths))
-    table = pa.table({"episode_index": episodes, "task_index": task_of[episodes]})
+    frames = np.concatenate([np.arange(length) for length in lengths])
+    table = pa.table(
+        {"episode_index": episodes, "task_index": task_of[episodes], "frame_index": frames}
+    )
     return SimpleNamespace(hf_dataset=SimpleNamespace(data=table))
 
 
@@ -62,6 +65,17 @@ def test_per_task_gives_the_rare_task_its_share() -> None:
     data = dataset([90, 10], tasks=[0, 1])
     rows = np.array(select_rows(CacheConfig(samples=20, sampling=Sampling.PER_TASK), data))
     assert ((rows < 90).sum(), (rows >= 90).sum()) == (10, 10)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_per_phase_has_frames_from_every_stretch_of_an_episode(seed: int) -> None:
+    # A long episode and a short one: the end of the short one is an end, too.
+    data = dataset([60, 20])
+    config = CacheConfig(samples=8, sampling=Sampling.PER_PHASE, seed=seed)
+    rows = np.array(select_rows(config, data))
+    phases = np.where(rows < 60, rows / 59, (rows - 60) / 19)
+    assert np.histogram(phases, bins=8, range=(0, 1))[0] == pytest.approx(1, abs=1)
+    assert np.sort(phases) == pytest.approx((np.arange(8) + 0.5) / 8, abs=0.5 / 8 + 0.02)
 
 
 def test_episodes_restrict_the_choice() -> None:

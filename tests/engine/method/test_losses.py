@@ -139,6 +139,19 @@ def test_nmse_of_the_mean_teacher_is_one() -> None:
     assert loss.item() == pytest.approx(1.0, rel=1e-5)
 
 
+def test_nmse_takes_each_row_as_a_share_of_its_own_variance() -> None:
+    student, teacher, mask = vectors(0), vectors(1), some_mask()
+    own = torch.arange(1.0, len(student) + 1)
+    alone = [
+        layer_loss(student[n : n + 1], teacher[n : n + 1], mask[n : n + 1], LossKind.NMSE, n + 1.0)
+        for n in range(len(student))
+    ]
+    loss = layer_loss(student, teacher, mask, LossKind.NMSE, own)
+    assert loss.item() == pytest.approx(torch.stack(alone).mean().item(), rel=1e-6)
+    with pytest.raises(ValueError, match="a variance for each of"):
+        layer_loss(student, teacher, mask, LossKind.NMSE, own[:1])
+
+
 @pytest.mark.parametrize("variance", [None, 0.0, -1.0, math.nan, math.inf])
 def test_nmse_refuses_a_variance_that_is_not_positive(variance: float | None) -> None:
     with pytest.raises(ValueError, match="positive teacher variance"):
