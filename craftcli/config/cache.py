@@ -12,6 +12,9 @@ from craftcli.locations import RemotePath
 
 _ANCHORS = "Anchors"
 _STORED = "Stored values"
+_SAMPLING = Sampling.PER_PHASE
+"""Sixteen frames drawn at random can miss a whole phase of a task, and with it the skill: measured,
+examples/metaworld_forgetting/README.md."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +40,8 @@ class CacheConfig(PolicyAndData):
         panel=_ANCHORS,
     )
     sampling: Sampling = setting(
-        Sampling.UNIFORM,
-        "Draw frames uniformly, or evenly over the episodes or tasks.",
+        _SAMPLING,
+        "Draw frames evenly over the phases of an episode, over episodes or tasks, or uniformly.",
         panel=_ANCHORS,
     )
     episodes: str | None = setting(
@@ -237,7 +240,7 @@ class CacheConfig(PolicyAndData):
         ]
         if self.draws > 1:
             found.append("--draws cannot be combined with --env")
-        if self.sampling is not Sampling.UNIFORM:
+        if self.sampling is not _SAMPLING:
             found.append("--sampling cannot be combined with --env")
         if self.actions is ActionSource.DATA:
             found.append("recorded frames have no labels, so that --actions data cannot be used")

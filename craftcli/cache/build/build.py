@@ -30,7 +30,7 @@ from craftcli.cache.storage.zarr_layout import required_arrays
 from craftcli.cache.variations import SEEDS
 from craftcli.cache.writing.unfinished import Resumable
 from craftcli.cache.writing.writer import CacheWriter
-from craftcli.choices import Images
+from craftcli.choices import Images, Sampling
 from craftcli.config.cache import CacheConfig
 from craftcli.distributed import Processes
 from craftcli.errors import CraftError
@@ -237,7 +237,7 @@ def describe_build(
         dim=dim,
         dtype=recipe.dtype,
         images="embedded" if config.stored_images is Images.EMBED else "reference",
-        sampling="indices" if config.indices else config.sampling.value,
+        sampling=_sampling(config),
         prompts_digest=prompts.digest,
         actions=config.actions.value,
         seed=config.seed,
@@ -282,3 +282,10 @@ def map_one_ahead[T, R](work: Callable[[T], R], items: Iterable[T]) -> Generator
             current = following
         if current is not None:
             yield current.result()
+
+
+def _sampling(config: CacheConfig) -> str:
+    """How the rows were selected, as the manifest names it; rows without frames have no phases."""
+    if config.indices:
+        return "indices"
+    return (config.sampling if config.needs_dataset else Sampling.UNIFORM).value

@@ -155,7 +155,7 @@ def test_inspect_shows_what_is_in_the_cache(craft: Callable[..., Any], built: An
         "KiB, 8.3 KiB a row",
         "craft_tiny_pi0_fast, float32",
         "Dataset craft-demo/old: 180 episodes, 720 frames",
-        "Selection uniform, seed 0",
+        "Selection per_phase, seed 0",
         "Norm of the hidden states vlm.2 mean ",
         " vlm.3 mean ",
         "reach the red block",
