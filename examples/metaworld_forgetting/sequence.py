@@ -1,11 +1,11 @@
-"""Five tasks in a row, each learned by a policy that is held to what it was before.
+"""Five tasks in a row, each learned by a policy that is held to what it knew before.
 
     uv run --extra metaworld python examples/metaworld_forgetting/sequence.py
     uv run --extra metaworld python examples/metaworld_forgetting/sequence.py --quick
 
 The first makes the table of tables.md, the second shows that it runs. After every task the policy
-becomes the next teacher: caches of all tasks so far are built anew from it and joined. Everything
-is done by craft's own commands, which are printed. A run that was stopped is continued.
+answers for anchors of that task; the caches of all tasks so far are joined. Everything is done by
+craft's own commands, which are printed. A run that was stopped is continued.
 """
 
 import os
@@ -53,7 +53,7 @@ ARMS = {
     "plain fine-tuning": Arm(anchors=Anchors.NOTHING, train=("--mode", "none")),
     "hidden + action": Arm(anchors=Anchors.FRAMES, train=HELD),
     "hidden + action, 16 frames a task": Arm(anchors=Anchors.FEW_FRAMES, train=HELD),
-    "replay": Arm(anchors=Anchors.FRAMES, train=REPLAY),
+    "replay": Arm(anchors=Anchors.LABELLED, train=REPLAY),
 }
 
 

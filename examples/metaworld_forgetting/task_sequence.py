@@ -1,10 +1,10 @@
-"""Learns task after task with one policy, each time held to what the policy was before.
+"""Learns task after task with one policy, held on each old task to what it was when it learned it.
 
-After every task the policy becomes the next teacher, and its anchors are built anew. Everything is
-done by craft's own commands, in this process; they are printed. What is finished is not done again.
+After every task the policy answers for the anchors of that task, once and for all: answers of a
+later policy would add its drift to that of all before. Everything is done by craft's own commands,
+in this process; they are printed. What is finished is not done again.
 """
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -30,6 +30,7 @@ class Anchors(StrEnum):
     """What an arm keeps of the old tasks."""
 
     NOTHING = "nothing"
+    LABELLED = "frames with their labels, anew for every task"
     FRAMES = "frames"
     FEW_FRAMES = "a few frames of each task, and variations of them"
     STATISTICS = "the statistics of each task's data"
@@ -97,42 +98,44 @@ class TaskSequence:
         options = [*arm.train, *(arm.once if number == 1 else ())]
         if arm.anchors is not Anchors.NOTHING and not (run / CHECKPOINTS / "last").exists():
             options += ["--cache", str(self._anchors(policy, number))]
+            if number > 1 and arm.anchors is not Anchors.LABELLED:
+                options += ["--other-student"]
         data = [course.data / course.tasks[number]]
         own = ("--steps", course.steps, "--lr", course.lr, "--seed", self.seed)
         return train(policy, data, run, *own, *options)
 
     def _anchors(self, policy: Path, number: int) -> Path:
         """The cache that the policy is held by while it learns a task."""
-        folder, old = self._folder / f"{number}-anchors", self._course.tasks[:number]
-        # What a build that was stopped has left is in the way of the next.
-        shutil.rmtree(folder, ignore_errors=True)
-        if self._arm.anchors is Anchors.FRAMES:
+        old = self._course.tasks[:number]
+        if self._arm.anchors is Anchors.LABELLED:
             # The same weight for each, whatever the length of its episodes.
             weight = ":1" if number > 1 else ""
             data = [("--dataset", f"{self._course.data / task}{weight}") for task in old]
             samples = self._course.anchors // number * number
             words = [word for pair in data for word in pair]
-            return self._cache(policy, folder / "all.zarr", *words, "--samples", samples)
-        # Apart, so that no frame is mixed with one of another task.
-        caches = [
-            self._cache(policy, folder / f"{task}.zarr", *self._made_of(task, number))
-            for task in old
-        ]
+            output = self._folder / f"{number}-anchors.zarr"
+            return self._cache(policy, output, *words, "--samples", samples)
+        # The policy has just learned the last of the old tasks; of the others there are answers.
+        caches = [self._folder / "anchors" / f"{task}.zarr" for task in old]
+        if not caches[-1].exists():
+            unfinished = caches[-1].with_suffix(".new")
+            self._cache(policy, unfinished, *self._made_of(old[-1])).rename(caches[-1])
         if number == 1:
             return caches[0]
-        craft("cache", "merge", *caches, "-o", folder / "all.zarr")
-        for cache in caches:
-            shutil.rmtree(cache)
-        return folder / "all.zarr"
+        joined = self._folder / "anchors" / "all.zarr"
+        craft("cache", "merge", *caches, "--several-teachers", "--overwrite", "-o", joined)
+        return joined
 
-    def _made_of(self, task: str, number: int) -> tuple[object, ...]:
+    def _made_of(self, task: str) -> tuple[object, ...]:
         course = self._course
-        data = course.data / task
+        data, most = course.data / task, len(course.tasks) - 1
+        if self._arm.anchors is Anchors.FRAMES:
+            return ("--dataset", data, "--samples", course.anchors // most)
         if self._arm.anchors is Anchors.STATISTICS:
             states = course.anchors if course.quick else DRAWN_STATES
             file = data / "meta/stats.json"
             made = ("--from-statistics", "--statistics-file", file)
-            return (*made, "--samples", states // number)
+            return (*made, "--samples", states // most)
         frames, variations = (2, 3) if course.quick else (FEW_FRAMES, VARIATIONS)
         fixed = ("--augment-fixed", course.fixed) if course.fixed else ()
         return ("--dataset", data, "--samples", frames, "--augment", variations, *fixed)
@@ -141,7 +144,7 @@ class TaskSequence:
         # Standing alone, caches of different datasets can be joined.
         craft(
             *("cache", "build", "--policy", policy, "-o", output, *options),
-            *("--seed", self.seed, "--images", "embed"),
+            *("--seed", self.seed, "--images", "embed", "--overwrite"),
         )
         return output
 

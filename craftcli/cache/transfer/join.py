@@ -69,8 +69,12 @@ class JoinPlan:
         return sum(source.row_bytes() * int(keep.sum()) for source, keep in each)
 
 
-def plan_join(paths: Sequence[Location], *, keep_duplicates: bool = False) -> JoinPlan:
+def plan_join(
+    paths: Sequence[Location], *, keep_duplicates: bool = False, several_teachers: bool = False
+) -> JoinPlan:
     """Open the caches and check that they can be joined; nothing is written.
+
+    With `several_teachers` the weights of their teachers may differ, and nothing else of them.
 
     Raises:
         CraftError: fewer than two caches, one that cannot be opened, or settings that differ.
@@ -83,7 +87,7 @@ def plan_join(paths: Sequence[Location], *, keep_duplicates: bool = False) -> Jo
         )
     # Every row is read once, so that keeping rows in memory would gain nothing.
     sources = tuple(CacheReader.open(path, memory="mmap") for path in paths)
-    require_joinable(sources)
+    require_joinable(sources, several_teachers=several_teachers)
     tasks = tuple(dict.fromkeys(task for source in sources for task in source.tasks))
     index = [source.read_all("index/dataset_index") for source in sources]
     keep = _first_of_each(sources, index, tasks)
@@ -252,11 +256,26 @@ def _manifest(sources: Sequence[CacheReader], selected: NDArray[Any]) -> Manifes
         complete=False,
         rows=len(selected),
         sampling="indices",
+        teacher=_teacher([manifest.teacher for manifest in manifests]),
         prompts_digest=next(iter(prompts)) if len(prompts) == 1 else _digest(prompts),
         dataset=_dataset([manifest.dataset for manifest in manifests], selected),
         datasets=_parts_of_all(manifests),
         versions=_versions(manifests),
         decoder=", ".join(dict.fromkeys(m.decoder for m in manifests if m.decoder)) or None,
+    )
+
+
+def _teacher(teachers: Sequence[TeacherIdentity]) -> TeacherIdentity:
+    """The teacher of all parts; of several, none of which it is, it has the names."""
+    digests = dict.fromkeys(teacher.weights_digest for teacher in teachers)
+    if len(digests) == 1:
+        return teachers[0]
+    names = dict.fromkeys(name for teacher in teachers for name in teacher.source.split("+"))
+    return replace(
+        teachers[0],
+        source="+".join(names),
+        revision=None,
+        weights_digest=MIXED + _digest(sorted(digests)),
     )
 
 
@@ -327,36 +346,41 @@ _MAY_DIFFER = frozenset(
 _TEACHER_MAY_DIFFER = frozenset({"source", "revision"})
 
 
-def require_joinable(sources: Sequence[CacheReader]) -> None:
+def require_joinable(sources: Sequence[CacheReader], *, several_teachers: bool = False) -> None:
     """Refuse caches of different teachers or settings, or with images in different datasets.
+
+    With `several_teachers` their weights may differ.
 
     Raises:
         CraftError: names every field and array that differs.
     """
     for source in sources[1:]:
-        _check_alike(sources[0], source)
+        _check_alike(sources[0], source, several_teachers=several_teachers)
     _check_images(sources)
 
 
-def _check_alike(first: CacheReader, other: CacheReader) -> None:
+def _check_alike(first: CacheReader, other: CacheReader, *, several_teachers: bool) -> None:
+    ours, theirs = first.manifest.teacher, other.manifest.teacher
+    # Without digests, a teacher is known only by its source.
+    known = bool(ours.weights_digest and theirs.weights_digest)
+    may_differ = _TEACHER_MAY_DIFFER if ours.weights_digest else frozenset()
+    if known and several_teachers:
+        may_differ |= {"weights_digest"}
     differing = [
         *_differences(Manifest, first.manifest, other.manifest, _MAY_DIFFER, ""),
-        *_differences(
-            TeacherIdentity,
-            first.manifest.teacher,
-            other.manifest.teacher,
-            # Without digests, a teacher is known only by its source.
-            _TEACHER_MAY_DIFFER if first.manifest.teacher.weights_digest else frozenset(),
-            "teacher.",
-        ),
+        *_differences(TeacherIdentity, ours, theirs, may_differ, "teacher."),
         *_array_differences(first, other),
     ]
-    if differing:
-        raise CraftError(
-            f"{first.path} and {other.path} cannot be joined.",
-            why=f"they differ in {'; '.join(differing)}.",
-            fix="join caches of the same teacher that were built with the same settings.",
-        )
+    if not differing:
+        return
+    advice = "join caches of the same teacher that were built with the same settings"
+    if known and len(differing) == 1 and ours.weights_digest != theirs.weights_digest:
+        advice += ", or add --several-teachers to hold a policy to what each of them knew"
+    raise CraftError(
+        f"{first.path} and {other.path} cannot be joined.",
+        why=f"they differ in {'; '.join(differing)}.",
+        fix=f"{advice}.",
+    )
 
 
 def _differences(

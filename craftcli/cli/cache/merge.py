@@ -19,7 +19,10 @@ def register(app: typer.Typer) -> None:
         merge,
         help="Join caches of the same teacher and settings into one. A frame that is in several "
         "of them is kept once.",
-        examples=("craft cache merge a.zarr b.zarr -o both.zarr",),
+        examples=(
+            "craft cache merge a.zarr b.zarr -o both.zarr",
+            "craft cache merge first.zarr second.zarr --several-teachers -o both.zarr",
+        ),
     )
 
 
@@ -34,6 +37,14 @@ def merge(
     keep_duplicates: Annotated[
         bool, typer.Option("--keep-duplicates", help="Keep frames that occur more than once.")
     ] = False,
+    several_teachers: Annotated[
+        bool,
+        typer.Option(
+            "--several-teachers",
+            help="Join caches of one policy at several times, each with the skill that it had just "
+            "learned. Train on them with --other-student.",
+        ),
+    ] = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -45,7 +56,7 @@ def merge(
         from craftcli.cache.transfer.join import join_caches, plan_join
 
         open_destination(output_path).check(overwrite=overwrite, resume=False)
-        plan = plan_join(paths, keep_duplicates=keep_duplicates)
+        plan = plan_join(paths, keep_duplicates=keep_duplicates, several_teachers=several_teachers)
         rows = plan.manifest.rows
         output.say(f"Writing {rows} rows, {size(plan.total_bytes)}, to {output_path}")
         with output.progress(rows, "rows", "Joining") as advance:

@@ -232,6 +232,42 @@ def test_what_differs_is_named(tmp_path: Path, changes: dict[str, Any], named: s
         plan_join([a, b])
 
 
+def test_several_teachers_are_joined_if_asked_for(tmp_path: Path) -> None:
+    later = replace(TEACHER, source="later", weights_digest="x" * 64)
+    a = make(tmp_path / "a")
+    b = make(tmp_path / "b", index=[4, 5, 6, 7], teacher=later, seed=1)
+    with pytest.raises(CraftError, match="add --several-teachers"):
+        plan_join([a, b])
+    report, reader = join(tmp_path / "c", a, b, several_teachers=True)
+    # A frame that both have is held to the earlier teacher.
+    assert (report.rows, report.duplicates) == (8, 2)
+    layer = reader.array_names()[0]
+    earlier = CacheReader.open(a).read_all(layer)
+    assert np.array_equal(reader.read_all(layer)[:6], earlier)
+    teacher = reader.manifest.teacher
+    assert teacher.source == f"{TEACHER.source}+later"
+    assert teacher.weights_digest.startswith("mixed:")
+    assert teacher.config_digest == TEACHER.config_digest
+    # A third can be joined to them.
+    third = make(
+        tmp_path / "d", index=[9], teacher=replace(TEACHER, source="last", weights_digest="y" * 64)
+    )
+    _, all_three = join(tmp_path / "e", tmp_path / "c", third, several_teachers=True)
+    assert all_three.manifest.teacher.source == f"{TEACHER.source}+later+last"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"config_digest": "x"}, {"processor_digest": "x"}, {"policy_type": "act"}]
+)
+def test_only_the_weights_of_several_teachers_may_differ(
+    tmp_path: Path, changes: dict[str, str]
+) -> None:
+    other = replace(TEACHER, weights_digest="x" * 64, **changes)
+    a, b = make(tmp_path / "a"), make(tmp_path / "b", teacher=other)
+    with pytest.raises(CraftError, match=rf"teacher\.{next(iter(changes))}"):
+        plan_join([a, b], several_teachers=True)
+
+
 def test_one_cache_is_not_enough(tmp_path: Path) -> None:
     with pytest.raises(CraftError, match="two or more"):
         plan_join([make(tmp_path / "a")])
