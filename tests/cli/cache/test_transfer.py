@@ -1,6 +1,7 @@
 """`craft cache import`, `merge` and `export` as commands: what they print, refuse and leave."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -199,3 +200,21 @@ def test_a_killed_build_in_the_way_of_a_merge_goes_only_when_asked(craft: Craft,
     assert partial.exists()
     succeeded(craft(*merge, "--overwrite"))
     assert not partial.exists()
+
+
+def test_task_after_task_each_is_held_to_the_policy_that_had_just_learned_it(craft: Craft) -> None:
+    few = ("--batch-size", "2", "--anchor-batch-size", "2", "--steps", "2")
+    embed = ("--images", "embed", "--samples", "8")
+    succeeded(craft("cache", "build", *embed, "-o", "first.zarr"))
+    succeeded(craft("train", *few, "--cache", "first.zarr", "-o", "run"))
+    built = ("cache", "build", "--policy", "run", "--dataset", "demo", "--exclude", "first.zarr")
+    succeeded(craft(*built, *embed, "-o", "second.zarr"))
+    merge = ("cache", "merge", "first.zarr", "second.zarr", "-o", "both.zarr")
+    assert "--several-teachers" in refused(craft(*merge))
+    succeeded(craft(*merge, "--several-teachers"))
+    train = ("train", "--policy", "run", "--dataset", "demo", *few, "--cache", "both.zarr")
+    assert "--other-student" in refused(craft(*train, "-o", "next"))
+    trained = succeeded(craft(*train, "-o", "next", "--other-student"))
+    start = re.search(r"L_ret of the other student at the start: (\S+)", trained.output)
+    assert start
+    assert float(start[1]) > 0
