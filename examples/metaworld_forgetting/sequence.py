@@ -25,7 +25,7 @@ from craftcli.cli.quiet import quiet_libraries
 quiet_libraries(debug=False)
 
 from beginnings import FAMILIES
-from bench import FULL, QUICK, REPORTED_EPISODES, TUNING_SEED, Extent
+from bench import FULL, QUICK, REPORTED_EPISODES, Extent
 from experts import write_dataset
 from matrices import earlier_matrices, matrices_table
 from reporting import TABLES, WORK, add_results, apart, published, replaced
@@ -46,9 +46,17 @@ STEPS = 1000
 """For each of the tasks."""
 FAMILY = "act"
 NAME = "sequence-act"
-HELD = ("--mode", "hidden+action")
+# Half as many as task samples: by default there are four, one of each old task in the end, whose
+# gradient is mostly noise. Then L_ret ended at 4 times ε.
+ANCHORS = ("--anchor-batch-size", "16")
+HELD = ("--mode", "hidden+action", *ANCHORS)
 # As it was tuned on the pairs; its anchors come with the experts' labels.
-REPLAY = ("--mode", "replay", "--lambda-init", "1", "--lambda-lr", "0", "--surgery", "none")
+REPLAY = (
+    *("--mode", "replay", "--lambda-init", "1", "--lambda-lr", "0", "--surgery", "none"),
+    *ANCHORS,
+)
+FIRST_SEED = 4
+"""Seeds below were used to find out what makes it fail."""
 ARMS = {
     "plain fine-tuning": Arm(anchors=Anchors.NOTHING, train=("--mode", "none")),
     "hidden + action": Arm(anchors=Anchors.FRAMES, train=HELD),
@@ -101,7 +109,7 @@ def main(
     )
     matrices = [
         list(TaskSequence(course, arm, ARMS[arm], seed).run())[-1]
-        for seed in range(TUNING_SEED + 1, TUNING_SEED + 1 + (1 if quick else seeds))
+        for seed in range(FIRST_SEED, FIRST_SEED + (1 if quick else seeds))
         for arm in chosen
     ]
     matrices = [*earlier_matrices(published(tables, NAME) or [], matrices), *matrices]
