@@ -74,8 +74,12 @@ class BudgetRecord:
 
     @property
     def bounded(self) -> bool:
-        """Whether the size of the gradients kept a λ from rising in most of the last turns."""
-        return 2 * sum(turn.bounded for turn in self._recent) > len(self._recent)
+        """Whether the size of the gradients kept a λ from rising in a fifth of the last turns.
+
+        λ takes some turns to come back to where it was cut.
+        """
+        count = sum(turn.bounded for turn in self._recent)
+        return count > 0 and 5 * count >= len(self._recent)
 
     @property
     def rising(self) -> bool:

@@ -100,8 +100,9 @@ def test_a_budget_that_was_missed_says_what_to_change() -> None:
         (
             recorded([3.0] * 30, lam=0.93, bounded=True),
             {},
-            "λ stays at 0.93, because the gradient of the anchors outweighs the task's: use a "
-            "lower --lr, more --steps, or more --anchor-batch-size.",
+            "λ stays at 0.93, because the gradient of the anchors outweighs the task's, and that "
+            "of few anchors is mostly noise: raise --anchor-batch-size (now 2), take more --steps "
+            "or lower --lr.",
         ),
         (
             recorded([3.0] * 30),
