@@ -100,6 +100,8 @@ class TaskSequence:
             options += ["--cache", str(self._anchors(policy, number))]
             if number > 1 and arm.anchors is not Anchors.LABELLED:
                 options += ["--other-student"]
+        if course.quick:
+            options += ["--anchor-batch-size", "2"]
         data = [course.data / course.tasks[number]]
         own = ("--steps", course.steps, "--lr", course.lr, "--seed", self.seed)
         return train(policy, data, run, *own, *options)

@@ -145,7 +145,8 @@ def test_anchors_are_copied_to_a_gpu_without_waiting(cache: Path) -> None:
     )
     with fake_gpu() as copies:
         batch = anchors.read(np.arange(4), torch.device("cuda"))
-    tensors = [*batch.inputs.values(), *batch.targets.values(), *batch.outputs.values(), batch.mask]
+    groups = (batch.inputs, batch.targets, batch.outputs, batch.variances)
+    tensors = [batch.mask, *(tensor for group in groups for tensor in group.values())]
     assert all(tensor is not None and tensor.device.type == "cuda" for tensor in tensors)
     assert copies.seen == [(True, True)] * len(tensors)
 

@@ -43,7 +43,9 @@ def test_a_row_of_tasks_goes_from_data_to_matrix(
     assert [len(row) for row in matrices[0]["rows"]] == [1, 2, 3, 4, 5]
     assert "| hidden + action | 1 |" in (tmp_path / "tables.md").read_text()
     commands = capfd.readouterr().err
-    assert commands.count("$ craft cache merge") == 3  # of the few frames of each task
+    # Of the frames and of the few frames of each task; replay draws its frames anew.
+    assert commands.count("$ craft cache merge") == commands.count("--several-teachers") == 6
+    assert commands.count("--other-student") == 6
     run_metaworld("sequence.py", "--arms", "replay")
     assert "$ craft" not in capfd.readouterr().err  # nothing is done again
     again = json.loads((tmp_path / "results.json").read_text())["sequence-act"]
@@ -68,8 +70,9 @@ def test_continual_world_goes_from_data_to_matrices(
     assert (tmp_path / "continual-world-act.png").stat().st_size > 10_000
     # The task's number is one-hot in every anchor, whether it was recorded, varied or drawn.
     folder = tmp_path / "work/continual-world-act"
-    for arm in arms[1:4]:
-        cache = folder / arm.replace(" ", "-") / "seed-1/2-anchors/all.zarr"
+    caches = ("anchors/all.zarr", "anchors/all.zarr", "2-anchors.zarr")
+    for arm, name in zip(arms[1:4], caches, strict=True):
+        cache = folder / arm.replace(" ", "-") / "seed-1" / name
         numbers = CacheReader.open(cache).read_all("inputs/observation.environment_state")
         assert len(np.unique(numbers, axis=0)) == 2
     capfd.readouterr()
