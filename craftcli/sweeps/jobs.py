@@ -66,7 +66,7 @@ def build(config: CacheConfig, bar: Bar) -> None:
         data = open_anchor_data(config, teacher)
     else:
         data = record_frames(config, teacher).recorded
-    with bar(config.samples, "rows", "Teacher") as advance:
+    with bar(config.rows, "rows", "Teacher") as advance:
         build_cache(config, teacher, data, on_plan=lambda _: None, on_rows=advance)
 
 

@@ -54,12 +54,15 @@ def fitted(
             for name in ("stack", "episodes"):
                 if name in cache:
                     cache[name] = names.get(cache[name], cache[name])
+            as_they_are = "samples" in cache and not cache.keys() & {"augment", "from_statistics"}
+            if family.draws > 1 and as_they_are and train.get("mode") != "replay":
+                cache["draws"] = family.draws
             if anchors is not None and "samples" in cache:
                 cache["samples"] = min(anchors, cache["samples"])
                 if "augment" in cache:
                     cache["augment"] = min(3, cache["augment"])
-            if steps is not None and "steps" in train:
-                train["steps"] = min(steps, train["steps"])
+            if "steps" in train:
+                train["steps"] = min(steps or family.short_steps, family.short_steps)
             for name, value in (("old_env", environments), ("old_dataset", str(old))):
                 if name in train:
                     train[name] = value

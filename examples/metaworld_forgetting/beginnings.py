@@ -78,7 +78,11 @@ class Family:
     """Of the teacher's training: steps and learning rate."""
     steps: int
     """Of fine-tuning."""
+    short_steps: int
+    """Of arms that show what comes out of fewer steps."""
     anchors: int
+    draws: int = 1
+    """Of noise and time for each frame, in arms that say how many frames they have."""
 
 
 FAMILIES = {
@@ -88,6 +92,7 @@ FAMILIES = {
         lora_targets="linear1;linear2",
         rounds=((1500, 1e-3), (500, 2e-4)),
         steps=1500,
+        short_steps=500,
         anchors=512,
     ),
     "diffusion": Family(
@@ -98,9 +103,11 @@ FAMILIES = {
         rounds=((4000, 1e-3), (1000, 2e-4)),
         # Plain fine-tuning opens 0.68 of the doors after 1500 steps, 0.82 after 3000.
         steps=3000,
+        short_steps=1500,
         # An anchor has one noise and one time: of 512, the policy learns these draws by heart, with
         # L_ret 0.002 on them and 0.015 on others.
         anchors=2048,
+        draws=4,
     ),
 }
 

@@ -159,6 +159,24 @@ def test_an_interrupted_run_goes_on_to_the_same_end(
     assert (result.folder / weights).read_bytes() == undisturbed.read_bytes()
 
 
+def test_the_bar_of_a_cache_counts_its_variations(tmp_path: Path) -> None:
+    arms = [{"name": "varied", "cache": {"samples": 4, "augment": 3}}]
+    spec = SweepSpec.from_dict({**SWEEP, "arm": arms}, folder=tmp_path)
+    counted: dict[str, list[int]] = {}
+
+    @contextmanager
+    def counting(total: int, unit: str, name: str) -> Iterator[Callable[[int], None]]:
+        so_far = counted.setdefault(name, [total, 0])
+
+        def advance(count: int) -> None:
+            so_far[1] += count
+
+        yield advance
+
+    assert not run_sweep(spec, bar=counting).failures
+    assert counted["Teacher"] == [16, 16]
+
+
 def test_an_arm_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     arms = [
         {"name": "broken", "train": {"mode": "none", "device": "nowhere"}},
