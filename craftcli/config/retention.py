@@ -19,8 +19,9 @@ from craftcli.config.settings import Settings, setting
 DEFAULT_EPSILON = 0.02
 """Two hundredths of the teacher's variance may drift. This kept the behaviour in the demo."""
 
-ANCHOR_SHARE = 8
-"""Samples of the task for each anchor. examples/metaworld_forgetting measures other shares."""
+SAMPLES_PER_ANCHOR = 8
+"""Samples of the task for each anchor, unless a family of policies needs more anchors.
+examples/metaworld_forgetting measures other shares."""
 FEWEST_ANCHORS = 2
 """With a single anchor a step, old and new success fall."""
 
@@ -47,7 +48,8 @@ class RetentionConfig(Settings):
     )
     anchor_batch_size: int | None = setting(
         None,
-        "Anchors per retention step and process. Default: an eighth of --batch-size, at least 2.",
+        "Anchors per retention step and process. Default: an eighth of --batch-size (half of it for "
+        "a diffusion policy), at least 2.",
         low=1,
         panel=PANEL,
     )
@@ -176,11 +178,13 @@ class RetentionConfig(Settings):
             found.append("an exponential schedule needs --epsilon-start and --epsilon-end above 0")
         return found
 
-    def anchors_beside(self, batch_size: int) -> int:
+    def anchors_beside(
+        self, batch_size: int, *, samples_per_anchor: int = SAMPLES_PER_ANCHOR
+    ) -> int:
         """Anchors per retention step, beside so many samples of the task."""
         if self.anchor_batch_size is not None:
             return self.anchor_batch_size
-        return max(FEWEST_ANCHORS, batch_size // ANCHOR_SHARE)
+        return max(FEWEST_ANCHORS, batch_size // samples_per_anchor)
 
     @property
     def modes(self) -> tuple[Mode, ...]:

@@ -253,9 +253,10 @@ class TrainConfig(RetentionConfig, PolicyAndData):
         """Anchors per retention step and process."""
         return self.anchors_beside(self.batch_size)
 
-    def with_anchors_settled(self) -> Self:
+    def with_anchors_settled(self, samples_per_anchor: int) -> Self:
         """These settings with the number of anchors per step, which a run records."""
-        return replace(self, anchor_batch_size=self.anchors_a_step)
+        anchors = self.anchors_beside(self.batch_size, samples_per_anchor=samples_per_anchor)
+        return replace(self, anchor_batch_size=anchors)
 
     @property
     def lora_spec(self) -> LoraSpec | None:

@@ -5,7 +5,8 @@ decides, in this order:
 
 1. frames of the old data (--old-dataset), varied if they are few;
 2. frames that the policy sees when it acts in an environment (--old-env);
-3. the statistics of the policy's normaliser, for policies that read no images;
+3. the statistics of the policy's normaliser, for policies that read no images, if the family is
+   one that they hold;
 4. frames of the new data under the old instructions, for policies that read instructions.
 """
 
@@ -119,10 +120,17 @@ def plan_anchors(config: TrainConfig, policy: Checkpoint, new_data: Any) -> Anch
     statistics = input_statistics(policy)
     instructions = _usable_instructions(config, policy, new_data)
     speaks = reads_instructions(policy)
-    if _describes_inputs(statistics) and (instructions or not speaks):
+    drawable = _describes_inputs(statistics) and (instructions or not speaks)
+    if drawable and policy.adapter.held_by_statistics:
         return _of_statistics(config, policy, instructions)
     if instructions:
         return _of_old_instructions(config, policy, new_data, instructions)
+    if drawable:
+        raise _nothing_made(
+            f"states drawn from its statistics do not hold a policy of the family "
+            f"{policy.policy_type}: where it was measured, the old skill was lost",
+            speaks=speaks,
+        )
     raise _nothing_to_make_of(statistics, speaks=speaks)
 
 
@@ -134,13 +142,18 @@ def _of_old_frames(config: TrainConfig, policy: Checkpoint, data: Any) -> Anchor
     frames = min(most, wanted)
     augment = max(round(wanted / frames) - 1, 0) if may_vary else 0
     about = f"{frames} frames of the old data {data.repo_id}"
+    draws = 1
     if augment:
         about += f" and {frames * augment} variations of them"
+    elif may_vary and config.anchor_samples is None:
+        draws = policy.adapter.draws_per_frame
+    if draws > 1:
+        about += f", each with {draws} draws of noise"
     return AnchorPlan(
         source=AnchorSource.OLD_FRAMES,
         about=about,
         expectation=_EXPECTATION_VARIED if augment else _EXPECTATION[AnchorSource.OLD_FRAMES],
-        config=_cache_config(config, policy, samples=frames, augment=augment),
+        config=_cache_config(config, policy, samples=frames, augment=augment, draws=draws),
         dataset=data,
         prompts=Prompts(seed=SEED),
     )
@@ -280,6 +293,10 @@ def _nothing_to_make_of(statistics: InputStatistics, *, speaks: bool) -> CraftEr
         missing = f"its normaliser has no statistics of {', '.join(statistics.missing)}"
     else:
         missing = "it reads instructions, and its old ones are not known"
+    return _nothing_made(missing, speaks=speaks)
+
+
+def _nothing_made(missing: str, *, speaks: bool) -> CraftError:
     ways = ["the old instructions with --old-tasks (a file or a dataset)"] if speaks else []
     ways += [
         "old frames, even a few, with --old-dataset",

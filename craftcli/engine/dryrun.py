@@ -189,7 +189,7 @@ class DryRun:
     def _make_few_anchors(self) -> tuple[Location, str]:
         """A temporary cache of a few of the anchors that the run would make."""
         plan = plan_own_anchors(self.run)
-        trial = plan.trial(max(_TRIAL_ROWS, 2 * self.config.anchors_a_step))
+        trial = plan.trial(max(_TRIAL_ROWS, 2 * self.run.config.anchors_a_step))
         self.anchors = {
             "source": plan.source,
             "about": plan.about,

@@ -200,7 +200,7 @@ def start_run(
         old_instructions(config)
     if resumed is None:
         output, notes = _new_output(config, processes)
-        config = record_paths(config.with_anchors_settled(), output)
+        config = record_paths(config, output)
     else:
         output = resumed.run
     with released_if_empty(output):
@@ -215,6 +215,7 @@ def open_policy_and_data(
     if resumed is None:
         require_unchanged_policy(config.policy)
         student = open_student(config)
+        config = config.with_anchors_settled(student.adapter.samples_per_anchor)
     else:
         student = _open_checkpoint(config, resumed)
     if config.insulate:

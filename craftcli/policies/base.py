@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from craftcli.choices import Layout, OutputKind, Pooling
+from craftcli.config.retention import SAMPLES_PER_ANCHOR
 from craftcli.errors import EXIT_USAGE, CraftError
 from craftcli.policies.layer_paths import is_path, layers_at
 from craftcli.policies.pooling import TokenMasks
@@ -129,6 +130,12 @@ class PolicyAdapter(ABC):
     """True if LeRobot itself refuses to load incomplete weights of this family."""
     pads_vectors: ClassVar[bool] = False
     """Whether the policy pads states and actions of any size up to its configured maximum."""
+    samples_per_anchor: ClassVar[int] = SAMPLES_PER_ANCHOR
+    """By default a step has one anchor for so many samples of the task."""
+    draws_per_frame: ClassVar[int] = 1
+    """How often a run that makes its own anchors stores each old frame, with another noise."""
+    held_by_statistics: ClassVar[bool] = True
+    """Whether anchors that are drawn from statistics alone can be expected to hold the skill."""
     reported_parts: ClassVar[tuple[str, ...]] = ()
     """Modules that reports list by name; other parameters go by the first part of their name."""
 

@@ -11,6 +11,7 @@ from craftcli.cache.build.recorded_rows import RecordedFrames
 from craftcli.cache.reading.reader import CacheReader
 from craftcli.cache.storage.by_location import open_destination
 from craftcli.config.cache import CacheConfig
+from craftcli.config.retention import SAMPLES_PER_ANCHOR
 from craftcli.config.run_paths import find_paths, record_paths
 from craftcli.config.settings import read_settings
 from craftcli.config.train import DEFAULT_CACHE, TrainConfig
@@ -19,7 +20,7 @@ from craftcli.engine.checkpoint_manifest import require_unchanged_policy
 from craftcli.engine.ending import mostly_skipped
 from craftcli.engine.interpolated_policy import plan_interpolation, write_interpolation
 from craftcli.engine.run import open_run, prepare
-from craftcli.engine.run_folder import CHECKPOINTS, CONFIG_FILE, MERGE_FILE, SUMMARY_FILE
+from craftcli.engine.run_folder import CHECKPOINTS, CONFIG_FILE, LAST, MERGE_FILE, SUMMARY_FILE
 from craftcli.engine.summary_file import RunSummary
 from craftcli.engine.weight_interpolation import Group
 from craftcli.errors import CraftError
@@ -28,6 +29,7 @@ from craftcli.evaluation.recording import record_frames
 from craftcli.evaluation.results import EVALUATIONS_FOLDER
 from craftcli.evaluation.subject import Plan, Subject, open_subject
 from craftcli.evaluation.while_training import open_evaluator
+from craftcli.policies.families.registry import adapter_for
 from craftcli.policies.lerobot.checkpoint import Checkpoint
 from craftcli.sealed_json import unsealed
 from craftcli.sources import open_anchor_data, open_policy
@@ -167,7 +169,7 @@ def _same_run(folder: Path, config: TrainConfig, teacher: str) -> bool:
         return False
     makes_anchors = config.cache == DEFAULT_CACHE
     content = find_paths(_read_json(file), folder)
-    config = record_paths(config.with_anchors_settled(), folder)
+    config = record_paths(config.with_anchors_settled(_samples_per_anchor(folder)), folder)
     try:
         saved = read_settings(TrainConfig, content, source=str(file))
     except CraftError:  # saved by a version of craft with other settings
@@ -178,6 +180,14 @@ def _same_run(folder: Path, config: TrainConfig, teacher: str) -> bool:
         # The run makes its own anchors, and its settings name them.
         names.remove("cache")
     return all(name in saved and saved[name] == getattr(config, name) for name in names)
+
+
+def _samples_per_anchor(run: Path) -> int:
+    """How many samples of the task an anchor has by default, in the policy family of a run."""
+    file = run / CHECKPOINTS / LAST / "pretrained_model/config.json"
+    if not file.is_file():  # nothing was saved yet
+        return SAMPLES_PER_ANCHOR
+    return adapter_for(_read_json(file)["type"]).samples_per_anchor
 
 
 def _read_json(file: Path) -> dict[str, Any]:

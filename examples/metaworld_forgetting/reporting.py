@@ -52,7 +52,7 @@ def publish(specs: Mapping[str, SweepSpec], tables: Path, reports: Path) -> None
             shutil.copyfile(reports / name / TRADE_OFF_FILE, picture)
             parts.append(f"![old against new]({picture.name})")
         if name.endswith("-few"):
-            title = f"{spec.title}, 500 steps"
+            title = f"{spec.title}, {spec.arms[0].train['steps']} steps"
             picture = draw_few(comparison, tables.with_name(f"{name}.png"), title=title)
             parts.append(f"![old success by the number of old frames]({picture.name})")
         if tried:

@@ -10,9 +10,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 from tiny.act import ACT, STATE_ONLY
 from tiny.diffusion import DIFFUSION
+from tiny.diffusion import policy as diffusion_policy
 from tiny.family import Family
 from tiny.smolvla import SMOLVLA
-from tiny.world import FRAMES, TASKS, write_dataset
+from tiny.world import FRAMES, TASKS, save, write_dataset
 
 from craftcli.cache.reading.reader import CacheReader
 from craftcli.choices import AnchorSource
@@ -20,11 +21,16 @@ from craftcli.config.train import TrainConfig
 from craftcli.distributed import Processes
 from craftcli.engine.anchor_plan import AnchorPlan, plan_anchors
 from craftcli.engine.own_anchors import OwnAnchors, make_anchors, makes_anchors
-from craftcli.engine.run import open_run, prepare
+from craftcli.engine.run import open_policy_and_data, open_run, prepare
 from craftcli.errors import EXIT_USAGE, CraftError
 from craftcli.sources import open_student, open_task_data
 
 ALL_FRAMES = 2 * FRAMES
+DIFFUSION_STATES = replace(
+    DIFFUSION,
+    name="diffusion-states",
+    make=lambda folder: save(folder, diffusion_policy(cameras=0)),
+)
 OLD_TASKS = ("open the drawer", "close the drawer")
 
 
@@ -118,6 +124,49 @@ def test_old_frames_come_first_and_few_are_varied(
     fewer = choose(ACT, old_dataset=old, anchor_samples=12).plan
     assert (fewer.config.samples, fewer.config.augment) == (12, 0)
     assert "variations" not in fewer.about
+
+
+def test_frames_of_a_policy_that_draws_noise_are_stored_several_times(
+    choose: Callable[..., Chosen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One draw for each frame is learned by heart; variations have draws of their own."""
+    old = str(write_dataset(tmp_path / "old", seed=7))
+    assert choose(DIFFUSION, old_dataset=old).plan.config.draws == 1
+    monkeypatch.setattr("craftcli.engine.anchor_plan.FRAMES", ALL_FRAMES)
+    plan = choose(DIFFUSION, old_dataset=old).plan
+    assert (plan.config.draws, plan.config.rows) == (4, 4 * ALL_FRAMES)
+    assert plan.about == "16 frames of the old data old, each with 4 draws of noise"
+    assert choose(ACT, old_dataset=old).plan.config.draws == 1
+    assert choose(DIFFUSION, old_dataset=old, anchor_samples=12).plan.config.draws == 1
+    assert choose(DIFFUSION, old_dataset=old, mode="action+replay").plan.config.draws == 1
+
+
+def test_a_diffusion_policy_gets_more_anchors_a_step(
+    policies: Callable[[Family], Path], new: Path, tmp_path: Path
+) -> None:
+    def anchors(family: Family, **settings: Any) -> int | None:
+        config = TrainConfig(
+            policy=str(policies(family)),
+            dataset=str(new),
+            device="cpu",
+            batch_size=32,
+            **settings,
+        )
+        run = open_policy_and_data(config, tmp_path / family.name, Processes())
+        return run.config.anchor_batch_size
+
+    assert (anchors(ACT), anchors(DIFFUSION)) == (4, 16)
+    assert anchors(DIFFUSION, anchor_batch_size=3) == 3
+
+
+def test_statistics_are_not_offered_to_a_family_that_they_do_not_hold(
+    choose: Callable[..., Chosen],
+) -> None:
+    with pytest.raises(CraftError) as caught:
+        choose(DIFFUSION_STATES)
+    assert "the old skill was lost" in caught.value.why
+    assert "--old-dataset" in caught.value.fix
+    assert caught.value.exit_code == EXIT_USAGE
 
 
 def test_frames_with_labels_are_not_varied(choose: Callable[..., Chosen], tmp_path: Path) -> None:
