@@ -140,6 +140,7 @@ class Bench:
         config = TrainConfig(batch_size=len(self._batch["action"]), steps=10_000, **settings)
         # A budget that holds, as it does for most of a run.
         config = TrainConfig(**{**config.to_json(), "epsilon_start": 1.0})
+        config = config.with_anchors_settled(self.student.adapter.samples_per_anchor)
         retention = open_retention(config, self.student, self._cache)
         # The first steps of a run always take two passes.
         numbers = itertools.count(MEASURE_EVERY)

@@ -417,6 +417,7 @@ class Retention:
 
 def open_retention(config: TrainConfig, student: Checkpoint, cache: Location) -> Retention:
     """The retention of a training run in one process and in full precision."""
+    config = config.with_anchors_settled(student.adapter.samples_per_anchor)
     terms = open_terms(config, student, cache)
     return Retention(terms, student.policy, config, total_steps=config.steps)
 
