@@ -48,8 +48,8 @@ class RetentionConfig(Settings):
     )
     anchor_batch_size: int | None = setting(
         None,
-        "Anchors per retention step and process. Default: an eighth of --batch-size (half of it for "
-        "a diffusion policy), at least 2.",
+        "Anchors per retention step and process. Default: an eighth of --batch-size, for a "
+        "diffusion policy half of it; at least 2.",
         low=1,
         panel=PANEL,
     )
