@@ -185,9 +185,9 @@ def _same_run(folder: Path, config: TrainConfig, teacher: str) -> bool:
 def _samples_per_anchor(run: Path) -> int:
     """How many samples of the task an anchor has by default, in the policy family of a run."""
     file = run / CHECKPOINTS / LAST / "pretrained_model/config.json"
-    if not file.is_file():  # nothing was saved yet
-        return SAMPLES_PER_ANCHOR
-    return adapter_for(_read_json(file)["type"]).samples_per_anchor
+    # Missing if nothing was saved yet.
+    policy_type = _read_json(file).get("type") if file.is_file() else None
+    return adapter_for(policy_type).samples_per_anchor if policy_type else SAMPLES_PER_ANCHOR
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER
 from craftcli.demo.datasets import NEW, ensure_dataset
 from craftcli.engine.summary_file import RunSummary
 from craftcli.errors import EXIT_CHECK_FAILED, CraftError
+from craftcli.sweeps.jobs import _samples_per_anchor
 from craftcli.sweeps.progress import Job
 from craftcli.sweeps.runner import SweepResult, run_sweep
 from craftcli.sweeps.sweep_file import SweepSpec
@@ -175,6 +176,24 @@ def test_the_bar_of_a_cache_counts_its_variations(tmp_path: Path) -> None:
 
     assert not run_sweep(spec, bar=counting).failures
     assert counted["Teacher"] == [16, 16]
+
+
+@pytest.mark.parametrize(
+    ("content", "samples"),
+    [('{"type": "diffusion"}', 2), ('{"type": "act"}', 8), ("{}", 8), (None, 8)],
+)
+def test_the_family_of_a_run_is_read_from_what_it_saved(
+    tmp_path: Path, content: str | None, samples: int
+) -> None:
+    """A run of a diffusion policy is found again by the number of anchors of its family."""
+    file = tmp_path / "checkpoints/last/pretrained_model/config.json"
+    file.parent.mkdir(parents=True)
+    if content is not None:
+        file.write_text(content)
+    assert _samples_per_anchor(tmp_path) == samples
+    file.write_text("{broken")
+    with pytest.raises(CraftError, match=r"Cannot read .*config\.json"):
+        _samples_per_anchor(tmp_path)
 
 
 def test_an_arm_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
