@@ -17,6 +17,7 @@ import torch
 from craftcli.cache.format import Manifest
 from craftcli.cache.identity import match_teacher
 from craftcli.choices import Stats
+from craftcli.config.cache import CacheConfig
 from craftcli.config.dataset_list import NamedDataset
 from craftcli.config.policy_and_data import DEMO, PolicyAndData
 from craftcli.config.train import TrainConfig
@@ -182,6 +183,13 @@ def dataset_sources(dataset: str) -> tuple[DataSource, ...]:
 def open_anchor_data(config: PolicyAndData, policy: Checkpoint) -> Any:
     """Open the old data that anchors are taken from: a dataset, or several as one."""
     return _open_data(config, policy, OLD)
+
+
+def open_moving_data(config: CacheConfig, policy: Checkpoint) -> Any:
+    """Open the dataset of --moves-like; None if there is none."""
+    if config.moves_like is None:
+        return None
+    return data_source(config.moves_like, root=None, revision=None, demo=NEW).open_for(policy)
 
 
 def open_task_data(config: PolicyAndData, policy: Checkpoint) -> Any:

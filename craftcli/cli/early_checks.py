@@ -79,6 +79,8 @@ def check_building(config: CacheConfig) -> None:
     check_policy(config.policy)
     if config.needs_dataset:
         check_datasets(config.datasets, root=config.dataset_root)
+    if config.moves_like is not None:
+        check_dataset(config.moves_like, option="--moves-like")
     if config.layers is not None:
         from craftcli.cache.layers import parse_layers
 

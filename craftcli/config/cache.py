@@ -110,6 +110,14 @@ class CacheConfig(PolicyAndData):
         metavar="FILE",
         panel=_ANCHORS,
     )
+    moves_like: str | None = setting(
+        None,
+        "With --from-statistics: a dataset of the same robot, such as that of the new task. It "
+        "shows which numbers of a state repeat others and how fast they move; none of its frames "
+        "becomes an anchor.",
+        metavar="DATASET",
+        panel=_ANCHORS,
+    )
     env: str | None = setting(
         None,
         "Take the anchors from episodes in which the policy itself acts: an environment of craft "
@@ -212,8 +220,12 @@ class CacheConfig(PolicyAndData):
                 for name in ("episodes", "indices", "exclude", "augment")
                 if getattr(self, name)
             ]
-        elif self.statistics_file is not None:
-            found.append("--statistics-file needs --from-statistics")
+        else:
+            found += [
+                f"{option_name(name)} needs --from-statistics"
+                for name in ("statistics_file", "moves_like")
+                if getattr(self, name) is not None
+            ]
         found += self._environment_problems()
         if self.layout is not None and "." not in (self.stack or ""):
             found.append("--layout needs a --stack that is a path, such as model.encoder.layers")

@@ -75,10 +75,16 @@ class AnchorPlan:
     """How well such anchors held, as far as it was measured."""
     config: CacheConfig
     dataset: Any
-    """The dataset of the frames; None if none is needed, or episodes are recorded for it."""
+    """The dataset of the frames, or the one that shows how states move; None if episodes are
+    recorded."""
     prompts: Prompts
     opposing: frozenset[str] = frozenset()
     """Instructions of the new task, which recorded frames must not have."""
+
+    @property
+    def normalised(self) -> Any:
+        """The dataset whose frames are normalised; None if states are drawn."""
+        return None if self.config.from_statistics else self.dataset
 
     def require_old(self, instructions: Iterable[str]) -> None:
         """Refuse frames that the policy saw under the instruction of the new task."""
@@ -123,7 +129,7 @@ def plan_anchors(config: TrainConfig, policy: Checkpoint, new_data: Any) -> Anch
     speaks = reads_instructions(policy)
     drawable = _describes_inputs(statistics) and (instructions or not speaks)
     if drawable and policy.adapter.held_by_statistics:
-        return _of_statistics(config, policy, instructions)
+        return _of_statistics(config, policy, new_data, instructions)
     if instructions:
         return _of_old_instructions(config, policy, new_data, instructions)
     if drawable:
@@ -182,7 +188,7 @@ def _of_environment(config: TrainConfig, policy: Checkpoint, new_data: Any) -> A
 
 
 def _of_statistics(
-    config: TrainConfig, policy: Checkpoint, instructions: tuple[str, ...]
+    config: TrainConfig, policy: Checkpoint, new_data: Any, instructions: tuple[str, ...]
 ) -> AnchorPlan:
     rows = config.anchor_samples or DRAWN_STATES
     return AnchorPlan(
@@ -191,7 +197,7 @@ def _of_statistics(
         "needed",
         expectation=_EXPECTATION[AnchorSource.STATISTICS],
         config=_cache_config(config, policy, samples=rows, from_statistics=True),
-        dataset=None,
+        dataset=new_data,
         prompts=Prompts(lines=instructions, seed=SEED) if instructions else Prompts(seed=SEED),
     )
 

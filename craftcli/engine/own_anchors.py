@@ -156,7 +156,7 @@ def _recorded(plan: AnchorPlan, teacher: Checkpoint, record: Recorder | None) ->
 
 def _digest(plan: AnchorPlan, policy: Checkpoint) -> str:
     """Digest of all that decides the rows: the teacher, the data, the settings, the device."""
-    teacher = teacher_identity(fit_to(policy, plan.dataset, plan.config.stats).policy)
+    teacher = teacher_identity(fit_to(policy, plan.normalised, plan.config.stats).policy)
     places = {field.name for field in fields(PolicyAndData)} - {"rename", "seed"}
     unneeded = places | plan.config.neutral()
     settings = {name: v for name, v in plan.config.to_json().items() if name not in unneeded}

@@ -31,6 +31,7 @@ def fitted(
     pair: str,
     family: Family,
     old: Path,
+    new: Path,
     environments: str,
     *,
     episodes: int,
@@ -54,6 +55,8 @@ def fitted(
             for name in ("stack", "episodes"):
                 if name in cache:
                     cache[name] = names.get(cache[name], cache[name])
+            if "moves_like" in cache:
+                cache["moves_like"] = str(new)
             as_they_are = "samples" in cache and not cache.keys() & {"augment", "from_statistics"}
             if family.draws > 1 and as_they_are and train.get("mode") != "replay":
                 cache["draws"] = family.draws

@@ -130,6 +130,7 @@ class Bench:
             pair.name,
             kind,
             old,
+            new,
             ",".join(f"metaworld:{task}" for task in pair.old),
             episodes=extent.demonstrations,
             steps=extent.steps,

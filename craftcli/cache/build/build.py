@@ -82,10 +82,11 @@ def build_cache(
 ) -> BuildReport:
     """Run the teacher over the selected rows and store the results at `config.output`.
 
-    `prompts` take the place of those in the file that the settings name.
+    `dataset` is what `open_source` takes; `prompts` take the place of those in the file that the
+    settings name.
     Under torchrun every process calls this and computes its share of the chunks.
     """
-    fitted = fit_to(teacher, dataset, config.stats)
+    fitted = fit_to(teacher, None if config.from_statistics else dataset, config.stats)
     teacher = fitted.policy.for_stack(config.stack)
     recipe = resolve_recipe(config, teacher)
     prompts = prompts or read_prompts(config.prompts, config.seed)
@@ -135,23 +136,27 @@ def open_source(
 ) -> RowSource:
     """The rows that the settings ask for; `dataset` is None where no data is needed.
 
-    With --env, `dataset` is the `RecordedFrames`.
+    With --env, `dataset` is the `RecordedFrames`; with --from-statistics, data that shows how the
+    numbers of a state move, if there is any.
     """
     if config.env is not None:
         return RecordedRows(dataset, input_statistics(teacher), prompts, config.seed)
     if config.from_statistics:
         statistics = input_statistics(teacher, config.statistics_file)
         statistics.require_vectors_only(option="--from-statistics")
+        if dataset is not None:
+            statistics = statistics.moving_as(dataset)
         return StatisticsRows(
             statistics, rows=config.samples, tasks=prompts.all_for([""]), seed=config.seed
         )
-    frames = DatasetFrames(dataset, select_rows(config, dataset), prompts, config.seed)
+    selected = select_rows(config, dataset)
+    frames = DatasetFrames(dataset, selected, prompts, config.seed)
     per_frame = config.augment or config.draws - 1
     if not per_frame:
         return frames
     statistics = input_statistics(teacher)
     if config.augment:
-        statistics = statistics.with_fixed(config.fixed)
+        statistics = statistics.with_fixed(config.fixed).moving_as(dataset, selected)
         statistics.require_variable(option="--augment")
     return VariedFrames(
         frames,

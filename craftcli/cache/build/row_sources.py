@@ -156,7 +156,7 @@ class VariedFrames:
         self.made = MadeRows(
             source="augment" if mix else "draws",
             rows=self._rows - len(frames),
-            settings={"noise": f"{noise:g}", **statistics.fixed_setting()} if mix else {},
+            settings={"noise": f"{noise:g}", **statistics.settings()} if mix else {},
         )
 
     def __len__(self) -> int:
@@ -211,9 +211,10 @@ class VariedFrames:
 class StatisticsRows:
     """States drawn from the statistics of the teacher's normaliser: no data is needed at all.
 
-    Every number is uniform between the smallest and largest value that the teacher's data had, and
-    a policy that reads several observations sees the same state in all of them. Features with the
-    same statistics are copies of each other and get the same numbers.
+    Every number is uniform between the smallest and largest value that the teacher's data had. A
+    policy that reads several observations sees consecutive states, if a dataset showed how numbers
+    move, and else the same state in all of them. Features with the same statistics are copies of
+    each other and get the same numbers.
     """
 
     decoder = None
@@ -226,7 +227,7 @@ class StatisticsRows:
         self._rows = rows
         self._seed = seed
         self.tasks = list(tasks) or [""]
-        self.made = MadeRows(source="statistics", rows=rows, settings={})
+        self.made = MadeRows(source="statistics", rows=rows, settings=statistics.settings())
 
     def __len__(self) -> int:
         return self._rows

@@ -118,14 +118,14 @@ def build(source: Source[CacheConfig], output: Output) -> None:
 
 
 def _open_data(config: CacheConfig, teacher: "Checkpoint", output: Output) -> Any:
-    """The dataset of the anchors, or the frames that the teacher sees when it acts."""
+    """The dataset of the anchors, or what takes its place in `open_source`."""
     from craftcli.demo.datasets import OLD
-    from craftcli.sources import data_status, open_anchor_data
+    from craftcli.sources import data_status, open_anchor_data, open_moving_data
 
     if config.env is not None:
         return record_episodes(config, teacher, output, exact=True)
-    if not config.needs_dataset:
-        return None
+    if config.from_statistics:
+        return open_moving_data(config, teacher)
     with output.status(data_status(config, OLD)):
         return open_anchor_data(config, teacher)
 

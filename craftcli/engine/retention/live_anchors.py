@@ -100,7 +100,7 @@ class LiveAnchors:
         self._config = replace(plan.config, kind=JOINED.join(kinds))
         self._dataset = None if plan.dataset is None else remember_if_small(plan.dataset)
         # Statistics are chosen as for a cache.
-        fitted = fit_to(teacher.checkpoint, plan.dataset, self._config.stats)
+        fitted = fit_to(teacher.checkpoint, plan.normalised, self._config.stats)
         # A copy, because a pipeline keeps state while it runs, and the student's may be the same.
         self._checkpoint = replace(
             fitted.policy, preprocess=copy.deepcopy(fitted.policy.preprocess)

@@ -6,7 +6,7 @@ them, when the data itself is gone.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from craftcli.errors import EXIT_USAGE, CraftError
 from craftcli.policies.base import Batch
 from craftcli.policies.lerobot.checkpoint import Checkpoint
+from craftcli.policies.lerobot.movement import Movement, find_movement, read_vector
 
 WIDE = 2.0
 """Deviations from the mean that stand for the smallest and largest value where neither is known."""
@@ -36,13 +37,49 @@ class VectorStatistics:
     deviation: NDArray[np.float64]
     fixed: tuple[int, ...] = ()
     """Numbers that the user wants left alone: angles, one-hot numbers."""
+    movement: Movement | None = None
+    """How the numbers move together, if frames showed it."""
 
     @property
     def moves(self) -> NDArray[np.bool_]:
         """Which numbers varied in the data and are not fixed; the others are never moved."""
         moves: NDArray[np.bool_] = (self.high > self.low) & (self.deviation > 0)
-        moves[list(self.fixed)] = False
+        moves[np.isin(self._leads, self._leads[list(self.fixed)])] = False
         return moves
+
+    def draw_states(self, rng: np.random.Generator, length: int) -> NDArray[np.float64]:
+        """[length, numbers]: consecutive states, the last one uniform between low and high.
+
+        A number x was x - k v at k steps before, with v = speed * deviation * z and z from a
+        standard normal distribution. What repeats a number is it a step earlier. Without frames
+        that show how numbers move, v = 0 and all are drawn apart.
+        """
+        span = np.maximum(self.high - self.low, 0)
+        last = self.low + rng.uniform(size=len(span))[self._leads] * span
+        if self.movement is None:
+            return np.broadcast_to(last, (length, len(last)))
+        change = rng.standard_normal(len(span))[self._leads] * self.movement.speed * self.deviation
+        steps = np.arange(length)[::-1, None] + self.movement.repeats
+        states: NDArray[np.float64] = np.clip(last - steps * change, self.low, self.low + span)
+        return states
+
+    def draw_noise(self, rng: np.random.Generator) -> NDArray[np.float64]:
+        """A random change, in which every number has its own deviation, and its repetition too."""
+        noise = rng.standard_normal(len(self.low))[self._leads]
+        return np.where(self.moves, self.deviation * noise, 0.0)
+
+    def moving_as(
+        self, values: NDArray[np.float64], follows: NDArray[np.bool_]
+    ) -> "VectorStatistics":
+        """The same, with the movement that frames show; `values` are [frames, numbers]."""
+        movement = find_movement(
+            values, follows, low=self.low, high=self.high, deviation=self.deviation
+        )
+        return replace(self, movement=movement)
+
+    @property
+    def _leads(self) -> NDArray[np.intp]:
+        return np.arange(len(self.low)) if self.movement is None else self.movement.leads
 
     def key(self) -> bytes:
         """Equal for vectors with equal statistics."""
@@ -65,14 +102,28 @@ class InputStatistics:
 
     def draw_uniform(self, rng: np.random.Generator) -> dict[str, NDArray[np.float32]]:
         """One input: every number uniform between its smallest and largest value."""
-        drawn = self._draw(lambda s: rng.uniform(s.low, np.maximum(s.low, s.high)))
-        return {name: self._as_history(name, values) for name, values in drawn.items()}
+
+        def draw(name: str) -> NDArray[np.float32]:
+            states = self.vectors[name].draw_states(rng, self.histories.get(name, 1))
+            return (states if name in self.histories else states[-1]).astype(np.float32)
+
+        return self._draw(draw)
 
     def draw_noise(self, rng: np.random.Generator) -> dict[str, NDArray[np.float64]]:
         """A random change of one input, in which every number has its own deviation."""
-        return self._draw(
-            lambda s: np.where(s.moves, s.deviation, 0) * rng.standard_normal(len(s.low))
-        )
+        return self._draw(lambda name: self.vectors[name].draw_noise(rng))
+
+    def moving_as(self, dataset: Any, rows: Sequence[int] | None = None) -> "InputStatistics":
+        """The same, with the movement that a dataset's frames show: some of them, or the first.
+
+        Vectors that the dataset does not have, or has in another size, stay as they are.
+        """
+        vectors = dict(self.vectors)
+        for name, own in self.vectors.items():
+            found = read_vector(dataset, name, rows)
+            if found is not None and found[0].shape[1] == len(own.low) and len(found[0]) > 1:
+                vectors[name] = own.moving_as(*found)
+        return replace(self, vectors=vectors)
 
     def blank_actions(self, rows: int) -> Batch:
         """Zeros in the shape of actions; the teacher's own actions replace them."""
@@ -142,18 +193,24 @@ class InputStatistics:
         missing = tuple(name for name in self.missing if name not in fixed)
         return replace(self, vectors=vectors, missing=missing)
 
-    def fixed_setting(self) -> dict[str, str]:
-        """What is left alone, for the manifest of a cache; empty if nothing is."""
-        held = [
-            f"{name}:{','.join(map(str, s.fixed))}" for name, s in self.vectors.items() if s.fixed
-        ]
-        return {"fixed": ",".join(held)} if held else {}
+    def settings(self) -> dict[str, str]:
+        """What is left alone and what repeats another number, for the manifest of a cache."""
+        fixed = {name: s.fixed for name, s in self.vectors.items()}
+        repeated = {
+            name: tuple(np.flatnonzero(s.movement.repeats).tolist())
+            for name, s in self.vectors.items()
+            if s.movement
+        }
+        named = {"fixed": _listed(fixed), "repeated": _listed(repeated)}
+        return {name: numbers for name, numbers in named.items() if numbers}
 
     def digest(self) -> str:
         """Digest of all statistics."""
         content = hashlib.sha256()
         for name, statistics in sorted(self.vectors.items()):
             content.update(name.encode() + statistics.key())
+            if statistics.movement:
+                content.update(statistics.movement.key())
         return content.hexdigest()
 
     @cached_property
@@ -166,16 +223,11 @@ class InputStatistics:
         firsts: dict[bytes, str] = {}
         return {name: firsts.setdefault(s.key(), name) for name, s in self.vectors.items()}
 
-    def _draw(self, draw: Any) -> dict[str, Any]:
-        drawn: dict[str, Any] = {}
+    def _draw[T](self, draw: Callable[[str], T]) -> dict[str, T]:
+        drawn: dict[str, T] = {}
         for name, original in self._copies.items():
-            drawn[name] = drawn[original] if original in drawn else draw(self.vectors[name])
+            drawn[name] = drawn[original] if original in drawn else draw(name)
         return drawn
-
-    def _as_history(self, name: str, values: NDArray[np.float64]) -> NDArray[np.float32]:
-        single = values.astype(np.float32)
-        length = self.histories.get(name)
-        return single if length is None else np.broadcast_to(single, (length, *single.shape)).copy()
 
 
 def input_statistics(policy: Checkpoint, file: Path | None = None) -> InputStatistics:
@@ -247,6 +299,11 @@ def _vector(known: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Vector
         # Of a uniform distribution over the range.
         deviation = (high - low) / np.sqrt(12)
     return VectorStatistics(low=low, high=high, deviation=deviation)
+
+
+def _listed(numbers: Mapping[str, tuple[int, ...]]) -> str:
+    """Numbers by vector, as --augment-fixed takes them."""
+    return ",".join(f"{name}:{','.join(map(str, own))}" for name, own in numbers.items() if own)
 
 
 def _require_numbers(name: str, numbers: tuple[int, ...], size: int) -> None:

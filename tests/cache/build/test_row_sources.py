@@ -196,6 +196,21 @@ def test_statistics_alone_make_a_cache_that_checks_out(
         np.testing.assert_array_equal(states[:, 0], states[:, 1])
 
 
+def test_drawn_states_move_as_a_dataset_shows(
+    opened: Callable[[str], Opened], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.zarr"
+    policy, dataset = opened("diffusion-history")
+    make((policy, dataset), path, from_statistics=True, samples=8)
+    reader = CacheReader.open(path)
+    states = reader.read_all("inputs/observation.state")
+    assert (states[:, 0] != states[:, 1]).any()
+    # None of its frames is an anchor, and its statistics are not asked for.
+    assert reader.manifest.dataset.repo_id == "statistics"
+    assert reader.manifest.statistics is None
+    assert max(losses((policy, None), path)) < 1e-6
+
+
 def test_a_cache_from_statistics_has_no_labels(
     opened: Callable[[str], Opened], tmp_path: Path
 ) -> None:

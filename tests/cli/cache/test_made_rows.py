@@ -91,9 +91,23 @@ def test_states_of_several_tasks_come_from_their_statistics(
     drawn = CacheReader.open(tmp_path / "c.zarr").read_all("inputs/observation.state")
     assert len(np.unique(drawn[:6], axis=0)) == len(np.unique(drawn[6:], axis=0)) == 1
     assert (drawn[0] < drawn[6]).all()
-    alone = craft("cache", "build", "--policy", policy, "--statistics-file", "a.json")
-    assert alone.exit_code == EXIT_USAGE
-    assert "--statistics-file needs --from-statistics" in said(alone)
+    for option, value in (("--statistics-file", "a.json"), ("--moves-like", data)):
+        alone = craft("cache", "build", "--policy", policy, option, value)
+        assert alone.exit_code == EXIT_USAGE
+        assert f"{option} needs --from-statistics" in said(alone)
+
+
+def test_a_dataset_shows_how_drawn_states_move(
+    craft: Craft, states: tuple[Path, Path], tmp_path: Path
+) -> None:
+    policy, data = states
+    drawing = ("cache", "build", "--policy", policy, "--from-statistics", "--samples", "6")
+    built = craft(*drawing, "--moves-like", data, "--device", "cpu")
+    assert built.exit_code == 0, built.output
+    assert craft("cache", "inspect", "--verify", "--policy", policy).exit_code == 0
+    missing = craft(*drawing, "--moves-like", tmp_path / "nowhere", "-o", "b.zarr")
+    assert missing.exit_code == 1, missing.output
+    assert "Fix: give --moves-like a folder that holds meta/ and data/" in said(missing)
 
 
 def test_made_rows_are_joined(craft: Craft, states: tuple[Path, Path]) -> None:

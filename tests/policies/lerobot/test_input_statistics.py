@@ -158,7 +158,7 @@ def test_fixed_numbers_do_not_move_in_any_copy() -> None:
         "copy": [True, False, True],
         "other": [False] * SIZE,
     }
-    assert known.fixed_setting() == {"fixed": "state:1,copy:1,other:0,1,2"}
+    assert known.settings() == {"fixed": "state:1,copy:1,other:0,1,2"}
     assert known.digest() == statistics([0.0] * SIZE, [1.0] * SIZE).digest()
 
 
