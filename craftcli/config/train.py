@@ -76,8 +76,8 @@ class TrainConfig(RetentionConfig, PolicyAndData):
     )
     anchor_samples: int | None = setting(
         None,
-        "About how many anchors to make. Default: 512 frames of data, 1024 if they are varied, "
-        "4096 states from statistics.",
+        "About how many anchors to make. Default: 512 frames of data, 1024 if they are varied "
+        "(diffusion: 4096), 4096 states from statistics.",
         low=1,
         panel=_ANCHORS,
     )

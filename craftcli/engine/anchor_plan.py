@@ -145,7 +145,9 @@ def _of_old_frames(config: TrainConfig, policy: Checkpoint, data: Any) -> Anchor
     # Labels belong to real frames, so that replay and EWC have no use for variations.
     may_vary = not _labelled(config)
     most = most_samples(data)
-    wanted = config.anchor_samples or (FRAMES if most >= FRAMES else VARIED_ROWS)
+    # Variations of a policy that draws noise have one draw each, and need as many more.
+    varied = VARIED_ROWS * policy.adapter.draws_per_frame
+    wanted = config.anchor_samples or (FRAMES if most >= FRAMES else varied)
     frames = min(most, wanted)
     augment = max(round(wanted / frames) - 1, 0) if may_vary else 0
     about = f"{frames} frames of the old data {data.repo_id}"

@@ -60,6 +60,9 @@ def fitted(
             as_they_are = "samples" in cache and not cache.keys() & {"augment", "from_statistics"}
             if family.draws > 1 and as_they_are and train.get("mode") != "replay":
                 cache["draws"] = family.draws
+            if "augment" in cache and "dataset" not in cache:
+                # As craft train does: variations have one draw each.
+                cache["augment"] = (cache["augment"] + 1) * family.draws - 1
             if anchors is not None and "samples" in cache:
                 cache["samples"] = min(anchors, cache["samples"])
                 if "augment" in cache:

@@ -125,7 +125,8 @@ class DiffusionAdapter(PolicyAdapter):
         generators = row_generators(seeds)
         shape = (config.horizon, config.action_feature.shape[0])
         noise = normal_rows(generators, shape).to(device)
-        time = integer_rows(generators, model.noise_scheduler.config.num_train_timesteps)
+        levels = _acting_levels(model)
+        time = levels[integer_rows(generators, len(levels))]
         drawn = {**batch, NOISE: noise, TIME: time.to(device)}
         if own_actions:
             with torch.no_grad():
@@ -168,6 +169,15 @@ def _unet(policy: Policy) -> Any:
     """The U-Net before compilation: a compiled forward pass cannot be stopped early."""
     unet = policy.diffusion.unet
     return getattr(unet, "_orig_mod", unet)
+
+
+def _acting_levels(model: Any) -> Tensor:
+    """The levels of noise that the policy meets when it acts; it answers at no others."""
+    scheduler = model.noise_scheduler
+    scheduler.set_timesteps(model.num_inference_steps)
+    # From little noise to much.
+    levels: Tensor = scheduler.timesteps.flip(0).cpu()
+    return levels
 
 
 def _condition(policy: Policy, batch: Batch) -> Tensor:

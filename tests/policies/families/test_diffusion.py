@@ -110,6 +110,16 @@ def test_own_actions_are_what_the_policy_samples(scheduler: str) -> None:
         torch.testing.assert_close(own["action"][row : row + 1], sampled, rtol=1e-4, atol=1e-5)
 
 
+def test_anchors_have_the_levels_of_noise_that_the_policy_meets_when_it_acts() -> None:
+    policy = diffusion.policy(cameras=0, noise_scheduler_type="DDIM", num_inference_steps=2).eval()
+    seen: list[int] = []
+    policy.diffusion.unet.register_forward_pre_hook(lambda _, given: seen.append(int(given[1][0])))
+    rows = {name: values[:1].repeat_interleave(40, 0) for name, values in batch().items()}
+    drawn = ADAPTER.anchor_inputs(policy, rows, seeds=range(40), own_actions=True)[TIME]
+    assert set(drawn.tolist()) == set(seen)
+    assert len(set(seen)) == 2 < diffusion.STEPS
+
+
 def test_the_condition_needs_no_actions_and_pools_to_itself() -> None:
     policy, seen = diffusion.policy(cameras=0).eval(), batch()
     request = FeatureRequest(stack="conditioning", layers=(0,))
