@@ -5,8 +5,7 @@ decides, in this order:
 
 1. frames of the old data (--old-dataset), varied if they are few;
 2. frames that the policy sees when it acts in an environment (--old-env);
-3. the statistics of the policy's normaliser, for policies that read no images, if the family is
-   one that they hold;
+3. the statistics of the policy's normaliser, for policies that read no images;
 4. frames of the new data under the old instructions, for policies that read instructions.
 """
 
@@ -128,16 +127,10 @@ def plan_anchors(config: TrainConfig, policy: Checkpoint, new_data: Any) -> Anch
     instructions = _usable_instructions(config, policy, new_data)
     speaks = reads_instructions(policy)
     drawable = _describes_inputs(statistics) and (instructions or not speaks)
-    if drawable and policy.adapter.held_by_statistics:
+    if drawable:
         return _of_statistics(config, policy, new_data, instructions)
     if instructions:
         return _of_old_instructions(config, policy, new_data, instructions)
-    if drawable:
-        raise _nothing_made(
-            f"states drawn from its statistics do not hold a policy of the family "
-            f"{policy.policy_type}: where it was measured, the old skill was lost",
-            speaks=speaks,
-        )
     raise _nothing_to_make_of(statistics, speaks=speaks)
 
 
@@ -197,7 +190,7 @@ def _of_statistics(
         source=AnchorSource.STATISTICS,
         about=f"{rows} states drawn from the statistics of the policy's normaliser; no old data is "
         "needed",
-        expectation=_EXPECTATION[AnchorSource.STATISTICS],
+        expectation=policy.adapter.statistics_expectation or _EXPECTATION[AnchorSource.STATISTICS],
         config=_cache_config(config, policy, samples=rows, from_statistics=True),
         dataset=new_data,
         prompts=Prompts(lines=instructions, seed=SEED) if instructions else Prompts(seed=SEED),
@@ -302,10 +295,6 @@ def _nothing_to_make_of(statistics: InputStatistics, *, speaks: bool) -> CraftEr
         missing = f"its normaliser has no statistics of {', '.join(statistics.missing)}"
     else:
         missing = "it reads instructions, and its old ones are not known"
-    return _nothing_made(missing, speaks=speaks)
-
-
-def _nothing_made(missing: str, *, speaks: bool) -> CraftError:
     ways = ["the old instructions with --old-tasks (a file or a dataset)"] if speaks else []
     ways += [
         "old frames, even a few, with --old-dataset",

@@ -134,8 +134,8 @@ class PolicyAdapter(ABC):
     """By default a step has one anchor for so many samples of the task."""
     draws_per_frame: ClassVar[int] = 1
     """How often a run that makes its own anchors stores each old frame, with another noise."""
-    held_by_statistics: ClassVar[bool] = True
-    """Whether anchors that are drawn from statistics alone can be expected to hold the skill."""
+    statistics_expectation: ClassVar[str | None] = None
+    """How well states drawn from statistics hold this family, if not as well as the others."""
     reported_parts: ClassVar[tuple[str, ...]] = ()
     """Modules that reports list by name; other parameters go by the first part of their name."""
 

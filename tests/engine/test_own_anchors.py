@@ -131,9 +131,10 @@ def test_old_frames_come_first_and_few_are_varied(
 def test_frames_of_a_policy_that_draws_noise_are_stored_several_times(
     choose: Callable[..., Chosen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One draw for each frame is learned by heart; variations have draws of their own."""
+    """One draw for each frame is learned by heart; of variations there are as many more."""
     old = str(write_dataset(tmp_path / "old", seed=7))
-    assert choose(DIFFUSION, old_dataset=old).plan.config.draws == 1
+    varied = choose(DIFFUSION, old_dataset=old).plan.config
+    assert (varied.draws, varied.rows) == (1, 4096)
     monkeypatch.setattr("craftcli.engine.anchor_plan.FRAMES", ALL_FRAMES)
     plan = choose(DIFFUSION, old_dataset=old).plan
     assert (plan.config.draws, plan.config.rows) == (4, 4 * ALL_FRAMES)
@@ -161,14 +162,11 @@ def test_a_diffusion_policy_gets_more_anchors_a_step(
     assert anchors(DIFFUSION, anchor_batch_size=3) == 3
 
 
-def test_statistics_are_not_offered_to_a_family_that_they_do_not_hold(
-    choose: Callable[..., Chosen],
-) -> None:
-    with pytest.raises(CraftError) as caught:
-        choose(DIFFUSION_STATES)
-    assert "the old skill was lost" in caught.value.why
-    assert "--old-dataset" in caught.value.fix
-    assert caught.value.exit_code == EXIT_USAGE
+def test_a_family_that_statistics_hold_less_says_so(choose: Callable[..., Chosen]) -> None:
+    plan = choose(DIFFUSION_STATES).plan
+    assert plan.source is AnchorSource.STATISTICS
+    assert "--old-dataset" in plan.expectation
+    assert plan.expectation != choose(STATE_ONLY).plan.expectation
 
 
 def test_frames_with_labels_are_not_varied(choose: Callable[..., Chosen], tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from craftcli.policies.lerobot.batches import TaskBatches, read_item, read_rows,
 from craftcli.policies.lerobot.checkpoint import Checkpoint, load_checkpoint
 from craftcli.policies.lerobot.datasets import open_dataset
 from craftcli.policies.lerobot.identity import dataset_identity, identities, part_identities
+from craftcli.policies.lerobot.movement import read_vector
 from craftcli.policies.lerobot.several_datasets import (
     SeveralDatasets,
     describe_frame_rates,
@@ -119,6 +120,17 @@ def test_last_frames_are_left_out_of_each_dataset_as_lerobot_does(both: SeveralD
         assert usable_frames(part, 3).tolist() == theirs.indices
     with pytest.raises(CraftError, match="no frame is left"):
         usable_frames(both.parts[0], 8)
+
+
+@pytest.mark.parametrize("some", [None, [1, 2, 9, 20]])
+def test_vectors_are_read_as_from_the_merged_dataset(
+    both: SeveralDatasets, merged: Any, some: list[int] | None
+) -> None:
+    ours, theirs = (read_vector(data, "observation.state", some) for data in (both, merged))
+    assert ours is not None
+    assert theirs is not None
+    for mine, wanted in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(mine, wanted)
 
 
 def rows(batches: TaskBatches, count: int) -> list[list[int]]:
