@@ -121,22 +121,24 @@ class TaskSequence:
         caches = [self._folder / "anchors" / f"{task}.zarr" for task in old]
         if not caches[-1].exists():
             unfinished = caches[-1].with_suffix(".new")
-            self._cache(policy, unfinished, *self._made_of(old[-1])).rename(caches[-1])
+            self._cache(policy, unfinished, *self._made_of(number)).rename(caches[-1])
         if number == 1:
             return caches[0]
         joined = self._folder / "anchors" / "all.zarr"
         craft("cache", "merge", *caches, "--several-teachers", "--overwrite", "-o", joined)
         return joined
 
-    def _made_of(self, task: str) -> tuple[object, ...]:
+    def _made_of(self, number: int) -> tuple[object, ...]:
+        """What the anchors of the task before this one are made of."""
         course = self._course
-        data, most = course.data / task, len(course.tasks) - 1
+        data, new = (course.data / course.tasks[n] for n in (number - 1, number))
+        most = len(course.tasks) - 1
         if self._arm.anchors is Anchors.FRAMES:
             return ("--dataset", data, "--samples", course.anchors // most)
         if self._arm.anchors is Anchors.STATISTICS:
             states = course.anchors if course.quick else DRAWN_STATES
             file = data / "meta/stats.json"
-            made = ("--from-statistics", "--statistics-file", file)
+            made = ("--from-statistics", "--statistics-file", file, "--moves-like", new)
             return (*made, "--samples", states // most)
         frames, variations = (2, 3) if course.quick else (FEW_FRAMES, VARIATIONS)
         fixed = ("--augment-fixed", course.fixed) if course.fixed else ()
