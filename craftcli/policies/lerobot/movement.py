@@ -63,13 +63,13 @@ def find_movement(
     right after the one before them. A number that stands still here moves as fast as most do.
     """
     own = values.std(axis=0)
-    ranges = np.maximum(high - low, np.finfo(float).tiny)
-    still = own < _STILL * ranges
+    ranges = np.maximum(high - low, 0)
+    still = own <= _STILL * ranges
     alike = (
-        _differ(low) < _NEAR_RANGE * ranges,
-        _differ(high) < _NEAR_RANGE * ranges,
+        _differ(low) <= _NEAR_RANGE * ranges,
+        _differ(high) <= _NEAR_RANGE * ranges,
         _differ(deviation) <= _NEAR_DEVIATION * deviation,
-        (_rms_differences(values) < _NEAR_VALUES * np.maximum.outer(own, own))
+        (_rms_differences(values) <= _NEAR_VALUES * np.maximum.outer(own, own))
         | np.logical_and.outer(still, still),
     )
     # The first in each row; a number always is like itself.

@@ -76,6 +76,14 @@ def test_what_stands_still_here_is_judged_by_its_statistics_alone() -> None:
     assert found.speed[0] == np.median(found.speed[[1, 2, 4, 5]])
 
 
+def test_a_number_that_never_moved_repeats_only_its_like() -> None:
+    values, follows = walks()
+    values[:, 2] = values[:, 5] = 7.0
+    found = movement(values, follows)
+    assert found.leads.tolist() == [0, 1, 2, 0, 1, 2]
+    assert np.isfinite(found.speed).all()
+
+
 def test_the_change_between_episodes_is_no_speed() -> None:
     values, follows = walks()
     jumping = find_movement(
