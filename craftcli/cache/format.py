@@ -133,6 +133,11 @@ class MadeRows:
     settings: dict[str, str] = field(default_factory=dict)
     """What else decides them."""
 
+    @property
+    def varied(self) -> bool:
+        """Whether there are variations of frames among them."""
+        return "augment" in self.source.split("+")
+
     def describe(self) -> str:
         """The source and its settings in words.
 

@@ -118,7 +118,9 @@ def resolved_retention(config: TrainConfig) -> dict[str, Any]:
     """The budget and the number of anchors that follow from the settings, by setting."""
     if not config.retains:
         return {}
-    anchors = {"anchor_batch_size": config.anchors_a_step} if config.uses_anchors else {}
+    anchors = {}
+    if config.uses_anchors and config.anchor_batch_size is not None:
+        anchors = {"anchor_batch_size": config.anchor_batch_size}
     if config.schedule is Schedule.AUTO:
         return {**anchors, "epsilon_schedule": config.schedule}
     return {**anchors, "epsilon_start": config.budget[0]}

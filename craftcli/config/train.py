@@ -1,15 +1,20 @@
 """Settings of `craft train` and `craft dryrun`."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, override
+from typing import override
 
 from craftcli.choices import Amp, Anchors, LrSchedule, Mode, Parallel, Teacher, Tracker
 from craftcli.config.dataset_list import NamedDataset, list_problems, parse_datasets
 from craftcli.config.parsing import LoraSpec, parse_lora
 from craftcli.config.policy_and_data import PolicyAndData
+from craftcli.config.retention import (
+    FEWEST_ANCHORS,
+    SAMPLES_PER_ANCHOR,
+    SAMPLES_PER_VARIATION,
+    RetentionConfig,
+)
 from craftcli.config.retention import PANEL as RETENTION
-from craftcli.config.retention import RetentionConfig
 from craftcli.config.settings import Effect, option_name, setting
 from craftcli.locations import RemotePath
 
@@ -248,15 +253,18 @@ class TrainConfig(RetentionConfig, PolicyAndData):
         effect=Effect.COMPUTING,
     )
 
-    @property
-    def anchors_a_step(self) -> int:
-        """Anchors per retention step and process."""
-        return self.anchors_beside(self.batch_size)
+    def anchors_a_step(
+        self, samples_per_anchor: int = SAMPLES_PER_ANCHOR, *, varied: bool = False
+    ) -> int:
+        """Anchors per retention step and process, if there is one for so many samples of the task.
 
-    def with_anchors_settled(self, samples_per_anchor: int) -> Self:
-        """These settings with the number of anchors per step, which a run records."""
-        anchors = self.anchors_beside(self.batch_size, samples_per_anchor=samples_per_anchor)
-        return replace(self, anchor_batch_size=anchors)
+        `varied` says whether they are variations of frames.
+        """
+        if self.anchor_batch_size is not None:
+            return self.anchor_batch_size
+        if varied:
+            samples_per_anchor = min(samples_per_anchor, SAMPLES_PER_VARIATION)
+        return max(FEWEST_ANCHORS, self.batch_size // samples_per_anchor)
 
     @property
     def lora_spec(self) -> LoraSpec | None:

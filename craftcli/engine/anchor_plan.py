@@ -81,6 +81,11 @@ class AnchorPlan:
     """Instructions of the new task, which recorded frames must not have."""
 
     @property
+    def varied(self) -> bool:
+        """Whether there are variations of frames among them."""
+        return self.config.augment > 0
+
+    @property
     def normalised(self) -> Any:
         """The dataset whose frames are normalised; None if states are drawn."""
         return None if self.config.from_statistics else self.dataset

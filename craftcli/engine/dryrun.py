@@ -158,7 +158,10 @@ class DryRun:
             held += f" (layers {layers} of {manifest.layer_count} in {manifest.stack}, "
             held += f"{manifest.pooling})"
         weights = manifest.teacher.weights_digest[:12]
-        return f"{origin}: {len(anchors)} rows of {held}; weights {weights}"
+        return (
+            f"{origin}: {len(anchors)} rows of {held}, {anchors.batch_size} a step; "
+            f"weights {weights}"
+        )
 
     def _check_start(self) -> str:
         check = check_start(self.run, self._terms)
@@ -189,7 +192,9 @@ class DryRun:
     def _make_few_anchors(self) -> tuple[Location, str]:
         """A temporary cache of a few of the anchors that the run would make."""
         plan = plan_own_anchors(self.run)
-        trial = plan.trial(max(_TRIAL_ROWS, 2 * self.run.config.anchors_a_step))
+        share = self.run.student.adapter.samples_per_anchor
+        anchors = self.config.anchors_a_step(share, varied=plan.varied)
+        trial = plan.trial(max(_TRIAL_ROWS, 2 * anchors))
         self.anchors = {
             "source": plan.source,
             "about": plan.about,

@@ -209,7 +209,7 @@ def _more_weight(record: BudgetRecord, config: TrainConfig) -> str:
         return (
             f"λ stays at {record.lam:.2g}, because the gradient of the anchors outweighs the "
             "task's, and that of few anchors is mostly noise: raise --anchor-batch-size (now "
-            f"{config.anchors_a_step}), take more --steps or lower --lr."
+            f"{config.anchors_a_step()}), take more --steps or lower --lr."
         )
     fixes = "raise --lambda-lr or --steps" if record.rising else "take more --steps or lower --lr"
     if config.retention_every > 1:

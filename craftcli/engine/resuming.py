@@ -336,7 +336,9 @@ def _share_out(config: TrainConfig, world: int, processes: Processes) -> TrainCo
     """Divide the same batches among another number of processes, or refuse."""
     if world == processes.world:
         return config
-    totals = {name: getattr(config, name) * world for name in _SHARED}
+    own = {name: getattr(config, name) for name in _SHARED}
+    # Without anchors there is no number of them.
+    totals = {name: size * world for name, size in own.items() if size is not None}
     uneven = [name for name, total in totals.items() if total % processes.world]
     if uneven:
         raise CraftError(

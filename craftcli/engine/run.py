@@ -215,7 +215,6 @@ def open_policy_and_data(
     if resumed is None:
         require_unchanged_policy(config.policy)
         student = open_student(config)
-        config = config.with_anchors_settled(student.adapter.samples_per_anchor)
     else:
         student = _open_checkpoint(config, resumed)
     if config.insulate:
@@ -279,8 +278,13 @@ def open_run_terms(run: OpenedRun, cache: Location) -> OpenedRun:
         plan = functools.partial(_plan_anchors, run)
         live = open_live_anchors(run.config, run.student.as_teacher(), plan, resumed=folder)
     terms = open_terms(run.config, run.student, cache, resumed=folder, live=live)
-    stored = terms.anchors.manifest.statistics if terms.anchors else None
-    return replace(run, terms=terms, student=with_anchors_of(run.student, stored))
+    anchors, config = terms.anchors, run.config
+    if anchors is not None:
+        # A run records how many anchors a step has: the default may change.
+        config = replace(config, anchor_batch_size=anchors.batch_size)
+    stored = anchors.manifest.statistics if anchors else None
+    student = with_anchors_of(run.student, stored)
+    return replace(run, config=config, terms=terms, student=student)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from craftcli.cache.build.recorded_rows import RecordedFrames
 from craftcli.cache.reading.reader import CacheReader
 from craftcli.cache.storage.by_location import open_destination
 from craftcli.config.cache import CacheConfig
-from craftcli.config.retention import SAMPLES_PER_ANCHOR
 from craftcli.config.run_paths import find_paths, record_paths
 from craftcli.config.settings import read_settings
 from craftcli.config.train import DEFAULT_CACHE, TrainConfig
@@ -169,11 +169,15 @@ def _same_run(folder: Path, config: TrainConfig, teacher: str) -> bool:
         return False
     makes_anchors = config.cache == DEFAULT_CACHE
     content = find_paths(_read_json(file), folder)
-    config = record_paths(config.with_anchors_settled(_samples_per_anchor(folder)), folder)
     try:
         saved = read_settings(TrainConfig, content, source=str(file))
     except CraftError:  # saved by a version of craft with other settings
         return False
+    config = record_paths(config, folder)
+    if config.anchor_batch_size is None:
+        config = dataclasses.replace(
+            config, anchor_batch_size=_default_anchors(config, saved, folder)
+        )
     # A run saved before a setting existed counts as another run: defaults change.
     names = [name for name in config.names() if name not in config.neutral()]
     if makes_anchors:
@@ -182,12 +186,20 @@ def _same_run(folder: Path, config: TrainConfig, teacher: str) -> bool:
     return all(name in saved and saved[name] == getattr(config, name) for name in names)
 
 
-def _samples_per_anchor(run: Path) -> int:
-    """How many samples of the task an anchor has by default, in the policy family of a run."""
+def _default_anchors(config: TrainConfig, saved: Mapping[str, Any], run: Path) -> int | None:
+    """How many anchors a step of a run would have today; what it had if that is unknown."""
+    had: int | None = saved.get("anchor_batch_size")
     file = run / CHECKPOINTS / LAST / "pretrained_model/config.json"
     # Missing if nothing was saved yet.
     policy_type = _read_json(file).get("type") if file.is_file() else None
-    return adapter_for(policy_type).samples_per_anchor if policy_type else SAMPLES_PER_ANCHOR
+    if policy_type is None or not config.uses_anchors or config.asks_teacher:
+        return had
+    try:
+        made = CacheReader.open(saved["cache"]).manifest.made
+    except CraftError:  # the cache is gone, and the run needs it no longer
+        return had
+    share = adapter_for(policy_type).samples_per_anchor
+    return config.anchors_a_step(share, varied=made is not None and made.varied)
 
 
 def _read_json(file: Path) -> dict[str, Any]:

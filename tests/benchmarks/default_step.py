@@ -140,11 +140,11 @@ class Bench:
         config = TrainConfig(batch_size=len(self._batch["action"]), steps=10_000, **settings)
         # A budget that holds, as it does for most of a run.
         config = TrainConfig(**{**config.to_json(), "epsilon_start": 1.0})
-        config = config.with_anchors_settled(self.student.adapter.samples_per_anchor)
         retention = open_retention(config, self.student, self._cache)
+        anchors = config.anchors_a_step(self.student.adapter.samples_per_anchor)
         # The first steps of a run always take two passes.
         numbers = itertools.count(MEASURE_EVERY)
-        return lambda: self._step(next(numbers), retention), config.anchors_a_step
+        return lambda: self._step(next(numbers), retention), anchors
 
     def _step(self, number: int, retention: Retention) -> None:
         train_step(

@@ -1,5 +1,6 @@
 """Anchors that a run makes for itself: what they are made of, and that they are found again."""
 
+import itertools
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from craftcli.config.train import TrainConfig
 from craftcli.distributed import Processes
 from craftcli.engine.anchor_plan import AnchorPlan, plan_anchors
 from craftcli.engine.own_anchors import OwnAnchors, make_anchors, makes_anchors
-from craftcli.engine.run import open_policy_and_data, open_run, prepare
+from craftcli.engine.run import open_run, prepare
 from craftcli.errors import EXIT_USAGE, CraftError
 from craftcli.sources import open_student, open_task_data
 
@@ -144,22 +145,31 @@ def test_frames_of_a_policy_that_draws_noise_are_stored_several_times(
     assert choose(DIFFUSION, old_dataset=old, mode="action+replay").plan.config.draws == 1
 
 
-def test_a_diffusion_policy_gets_more_anchors_a_step(
+def test_variations_and_diffusion_policies_have_more_anchors_a_step(
     policies: Callable[[Family], Path], new: Path, tmp_path: Path
 ) -> None:
+    old = str(write_dataset(tmp_path / "old", seed=7))
+    numbers = itertools.count()
+
     def anchors(family: Family, **settings: Any) -> int | None:
+        """What a run records; its anchors are frames as they are, or as the settings say."""
         config = TrainConfig(
             policy=str(policies(family)),
             dataset=str(new),
+            old_dataset=old,
             device="cpu",
             batch_size=32,
-            **settings,
+            output=tmp_path / f"run-{next(numbers)}",
+            **{"anchor_samples": ALL_FRAMES, **settings},
         )
-        run = open_policy_and_data(config, tmp_path / family.name, Processes())
-        return run.config.anchor_batch_size
+        return open_run(config, {}, Processes()).config.anchor_batch_size
 
-    assert (anchors(ACT), anchors(DIFFUSION)) == (4, 16)
-    assert anchors(DIFFUSION, anchor_batch_size=3) == 3
+    assert (anchors(ACT), anchors(ACT, anchor_samples=2 * ALL_FRAMES)) == (4, 8)
+    assert (anchors(DIFFUSION), anchors(DIFFUSION, anchor_samples=2 * ALL_FRAMES)) == (16, 16)
+    assert anchors(ACT, anchor_samples=2 * ALL_FRAMES, anchor_batch_size=3) == 3
+    live = {"teacher": "live", "anchor_samples": 2 * ALL_FRAMES}
+    assert anchors(ACT, **live) == 8
+    assert anchors(ACT, mode="none") is None
 
 
 def test_a_family_that_statistics_hold_less_says_so(choose: Callable[..., Chosen]) -> None:

@@ -16,7 +16,6 @@ from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER
 from craftcli.demo.datasets import NEW, ensure_dataset
 from craftcli.engine.summary_file import RunSummary
 from craftcli.errors import EXIT_CHECK_FAILED, CraftError
-from craftcli.sweeps.jobs import _samples_per_anchor
 from craftcli.sweeps.progress import Job
 from craftcli.sweeps.runner import SweepResult, run_sweep
 from craftcli.sweeps.sweep_file import SweepSpec
@@ -179,21 +178,29 @@ def test_the_bar_of_a_cache_counts_its_variations(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "samples"),
-    [('{"type": "diffusion"}', 2), ('{"type": "act"}', 8), ("{}", 8), (None, 8)],
+    ("cache", "anchors"), [({"samples": 16}, 2), ({"samples": 8, "augment": 1}, 4)]
 )
-def test_the_family_of_a_run_is_read_from_what_it_saved(
-    tmp_path: Path, content: str | None, samples: int
+def test_runs_with_the_default_number_of_anchors_are_found_again(
+    tmp_path: Path, cache: dict[str, int], anchors: int
 ) -> None:
-    """A run of a diffusion policy is found again by the number of anchors of its family."""
-    file = tmp_path / "checkpoints/last/pretrained_model/config.json"
-    file.parent.mkdir(parents=True)
-    if content is not None:
-        file.write_text(content)
-    assert _samples_per_anchor(tmp_path) == samples
-    file.write_text("{broken")
-    with pytest.raises(CraftError, match=r"Cannot read .*config\.json"):
-        _samples_per_anchor(tmp_path)
+    """Variations have more anchors a step, so that the number follows from the cache."""
+    wanted: dict[str, Any] = {
+        "cache": cache,
+        "train": {"steps": 2, "batch_size": 16, "device": "cpu"},
+        "arm": [{"name": "hidden", "train": {"mode": "hidden"}}],
+        "eval": {"episodes": 1, "env": ["demo:red", "demo:blue"]},
+    }
+    sweep(tmp_path, **wanted)
+    (run,) = (
+        file.parent
+        for file in tmp_path.rglob("craft_config.json")
+        if "checkpoints" not in file.parts
+    )
+    assert json.loads((run / "craft_config.json").read_text())["anchor_batch_size"] == anchors
+    assert not [what for what in sweep(tmp_path, **wanted)[1] if what.startswith("train")]
+    (run / "checkpoints/last/pretrained_model/config.json").write_text("{broken")
+    (error,) = sweep(tmp_path, **wanted)[0].failures.values()
+    assert "config.json" in str(error)
 
 
 def test_an_arm_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:

@@ -123,11 +123,12 @@ def open_live_anchors(
 ) -> LiveAnchors:
     """Open the teacher of a run that asks it at every step; `plan_for` chooses its anchors."""
     teacher = open_live_teacher(config, student)
+    plan = plan_for(teacher.checkpoint)
     return LiveAnchors(
-        plan_for(teacher.checkpoint),
+        plan,
         teacher,
         kinds=[Kind(mode) for mode in _IMITATED if mode in config.modes],
-        batch_size=config.anchors_a_step,
+        batch_size=config.anchors_a_step(student.adapter.samples_per_anchor, varied=plan.varied),
         seed=config.seed,
         known=LiveRecord.read(resumed) if resumed else None,
     )
@@ -155,11 +156,15 @@ def open_terms(
         adapter, loss = student.adapter, config.loss
         terms.append(Imitation(imitated, live, student.policy, adapter, loss=loss, stride=world))
     elif imitated or labelled:
+        reader = CacheReader.open(cache)
+        made = reader.manifest.made
         opened = open_anchors(
-            CacheReader.open(cache),
+            reader,
             student,
             kinds=[Kind(mode) for mode in imitated],
-            batch_size=config.anchors_a_step,
+            batch_size=config.anchors_a_step(
+                student.adapter.samples_per_anchor, varied=made is not None and made.varied
+            ),
             seed=config.seed,
             anchor_root=config.anchor_root,
             labels=bool(labelled),

@@ -99,8 +99,8 @@ class Retention:
             policy: The result of `load_checkpoint`, or a LeRobot policy together with its
                 `preprocess`, not wrapped by anything. Its parameters are those that are trained.
             config: How to retain; the defaults are those of `craft train`. Set its
-                `anchor_batch_size` to about an eighth of your batch, or half of it for a diffusion
-                policy; by default it is 4, or 16.
+                `anchor_batch_size` to about an eighth of your batch, a quarter if anchors are
+                variations of frames, half for a diffusion policy; by default it is 4, 8 or 16.
             total_steps: The length of ε's schedule.
             preprocess: The preprocessor of a bare policy.
             accelerator: The loop's `Accelerator`, if it has one; it decides the precision.
@@ -123,10 +123,9 @@ class Retention:
             )
         student = loop_student(policy, preprocess)
         given = {field.name: getattr(config, field.name) for field in fields(config)}
-        share = student.adapter.samples_per_anchor
-        anchors = config.anchors_beside(_LOOP_BATCH, samples_per_anchor=share)
         settings = TrainConfig(
-            **{**given, "anchor_batch_size": anchors},
+            **given,
+            batch_size=_LOOP_BATCH,
             steps=total_steps,
             seed=seed,
             anchor_root=anchor_root,
@@ -417,7 +416,6 @@ class Retention:
 
 def open_retention(config: TrainConfig, student: Checkpoint, cache: Location) -> Retention:
     """The retention of a training run in one process and in full precision."""
-    config = config.with_anchors_settled(student.adapter.samples_per_anchor)
     terms = open_terms(config, student, cache)
     return Retention(terms, student.policy, config, total_steps=config.steps)
 
