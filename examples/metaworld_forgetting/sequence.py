@@ -103,7 +103,7 @@ def main(
         first=teacher,
         measure=partial(measured, extent),
         steps=extent.steps or STEPS,
-        lr=extent.lr,
+        lr=FAMILIES[FAMILY].lr,
         anchors=extent.anchors or FAMILIES[FAMILY].anchors,
         quick=quick,
     )

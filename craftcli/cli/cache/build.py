@@ -125,6 +125,11 @@ def _open_data(config: CacheConfig, teacher: "Checkpoint", output: Output) -> An
     if config.env is not None:
         return record_episodes(config, teacher, output, exact=True)
     if config.from_statistics:
+        if config.moves_like is None:
+            output.note(
+                "All numbers of a state are drawn apart. If some repeat others, as a state with "
+                "the last observation in it, --moves-like NEW_DATA keeps these together."
+            )
         return open_moving_data(config, teacher)
     with output.status(data_status(config, OLD)):
         return open_anchor_data(config, teacher)

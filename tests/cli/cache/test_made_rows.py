@@ -62,6 +62,7 @@ def test_a_cache_from_statistics_is_verified_without_data(
         *("--device", "cpu"),
     )
     assert built.exit_code == 0, built.output
+    assert "--moves-like NEW_DATA keeps these together" in said(built)
     shown = craft("cache", "inspect", "--verify", "--policy", policy)
     assert shown.exit_code == 0, shown.output
     assert "no real rows to compare with" in said(shown)
@@ -104,6 +105,7 @@ def test_a_dataset_shows_how_drawn_states_move(
     drawing = ("cache", "build", "--policy", policy, "--from-statistics", "--samples", "6")
     built = craft(*drawing, "--moves-like", data, "--device", "cpu")
     assert built.exit_code == 0, built.output
+    assert "drawn apart" not in said(built)
     assert craft("cache", "inspect", "--verify", "--policy", policy).exit_code == 0
     missing = craft(*drawing, "--moves-like", tmp_path / "nowhere", "-o", "b.zarr")
     assert missing.exit_code == 1, missing.output
