@@ -80,8 +80,6 @@ class Family:
     """Of fine-tuning."""
     short_steps: int
     """Of arms that show what comes out of fewer steps."""
-    lr: float
-    """Of fine-tuning, in all arms."""
     anchors: int
     draws: int = 1
     """Of noise and time for each frame, in arms that say how many frames they have."""
@@ -95,7 +93,6 @@ FAMILIES = {
         rounds=((1500, 1e-3), (500, 2e-4)),
         steps=1500,
         short_steps=500,
-        lr=1e-3,
         anchors=512,
     ),
     "diffusion": Family(
@@ -107,8 +104,6 @@ FAMILIES = {
         # Plain fine-tuning opens 0.68 of the doors after 1500 steps, 0.82 after 3000.
         steps=3000,
         short_steps=1500,
-        # With 1e-3, states from statistics keep 0.64 of pick-place, with 3e-4 0.92 (tuning seed).
-        lr=3e-4,
         # An anchor has one noise and one time: of 512, the policy learns these draws by heart, with
         # L_ret 0.002 on them and 0.015 on others.
         anchors=2048,

@@ -103,7 +103,7 @@ def main(
         first=teacher,
         measure=partial(measured, extent),
         steps=extent.steps or STEPS,
-        lr=FAMILIES[FAMILY].lr,
+        lr=extent.lr,
         anchors=extent.anchors or FAMILIES[FAMILY].anchors,
         quick=quick,
     )
