@@ -133,11 +133,6 @@ class MadeRows:
     settings: dict[str, str] = field(default_factory=dict)
     """What else decides them."""
 
-    @property
-    def varied(self) -> bool:
-        """Whether there are variations of frames among them."""
-        return "augment" in self.source.split("+")
-
     def describe(self) -> str:
         """The source and its settings in words.
 
@@ -228,8 +223,16 @@ class Manifest:
     @property
     def has_dataset(self) -> bool:
         """Whether the rows come from frames of a dataset."""
-        sources = self.made.source.split("+") if self.made else []
-        return not any(source in WITHOUT_DATASET for source in sources)
+        return not any(source in WITHOUT_DATASET for source in self._made_from)
+
+    @property
+    def varied(self) -> bool:
+        """Whether there are variations of frames among the rows."""
+        return "augment" in self._made_from
+
+    @property
+    def _made_from(self) -> list[str]:
+        return self.made.source.split("+") if self.made else []
 
     @property
     def parts(self) -> tuple[DatasetIdentity, ...]:
@@ -300,7 +303,7 @@ def rows_per_chunk(bytes_per_row: int, rows: int, target: int = CHUNK_BYTES) -> 
     whole_pages = _PAGE_BYTES // math.gcd(_PAGE_BYTES, bytes_per_row)
     aligned = -(-even // whole_pages) * whole_pages
     filled_up = -rows % aligned
-    return aligned if aligned <= most and filled_up * 32 <= rows else even
+    return aligned if aligned <= min(most, rows) and filled_up * 32 <= rows else even
 
 
 def _corrupt(problems: list[str]) -> CraftError:

@@ -195,11 +195,11 @@ def _default_anchors(config: TrainConfig, saved: Mapping[str, Any], run: Path) -
     if policy_type is None or not config.uses_anchors or config.asks_teacher:
         return had
     try:
-        made = CacheReader.open(saved["cache"]).manifest.made
+        varied = CacheReader.open(saved["cache"]).manifest.varied
     except CraftError:  # the cache is gone, and the run needs it no longer
         return had
     share = adapter_for(policy_type).samples_per_anchor
-    return config.anchors_a_step(share, varied=made is not None and made.varied)
+    return config.anchors_a_step(share, varied=varied)
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -141,7 +141,8 @@ class Bench:
         # A budget that holds, as it does for most of a run.
         config = TrainConfig(**{**config.to_json(), "epsilon_start": 1.0})
         retention = open_retention(config, self.student, self._cache)
-        anchors = config.anchors_a_step(self.student.adapter.samples_per_anchor)
+        assert retention.anchors is not None
+        anchors = retention.anchors.batch_size
         # The first steps of a run always take two passes.
         numbers = itertools.count(MEASURE_EVERY)
         return lambda: self._step(next(numbers), retention), anchors

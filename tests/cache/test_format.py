@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from made.manifests import DATASET, make_manifest
 
@@ -118,6 +118,7 @@ def test_chunks_cover_every_row_once(rows: int, chunk: int) -> None:
 
 @settings(deadline=None, derandomize=True, max_examples=50)
 @given(size=st.integers(1, 2**32), rows=st.integers(1, 10**7))
+@example(size=2048, rows=55)  # whole pages would be 56 rows
 def test_a_chunk_is_at_most_the_target_or_one_row(size: int, rows: int) -> None:
     chunk = rows_per_chunk(size, rows)
     assert 1 <= chunk <= rows

@@ -101,6 +101,14 @@ def test_processes_that_cannot_share_the_batches(half: Path) -> None:
     assert (shared.batch_size, shared.anchor_batch_size) == (2, 2)
 
 
+def test_a_run_without_anchors_is_shared_too(tmp_path: Path, craft: Callable[..., Any]) -> None:
+    run = tmp_path / "plain"
+    sizes = ("--steps", 2, "--save-every", 1, "--batch-size", 4, "--device", "cpu")
+    assert craft("train", "--mode", "none", "--output", run, *sizes).exit_code == 0
+    shared = read_run(run, {}, Processes(rank=0, world=2), step=1).config
+    assert (shared.batch_size, shared.anchor_batch_size) == (2, None)
+
+
 def test_an_anchor_cache_that_disappears_ends_with_a_saved_step(
     craft: Callable[..., Any], cache: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,13 +157,12 @@ def open_terms(
         terms.append(Imitation(imitated, live, student.policy, adapter, loss=loss, stride=world))
     elif imitated or labelled:
         reader = CacheReader.open(cache)
-        made = reader.manifest.made
         opened = open_anchors(
             reader,
             student,
             kinds=[Kind(mode) for mode in imitated],
             batch_size=config.anchors_a_step(
-                student.adapter.samples_per_anchor, varied=made is not None and made.varied
+                student.adapter.samples_per_anchor, varied=reader.manifest.varied
             ),
             seed=config.seed,
             anchor_root=config.anchor_root,
