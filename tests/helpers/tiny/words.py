@@ -1,5 +1,7 @@
 """A word-level tokenizer for the prompts of the tiny vision-language policies."""
 
+from collections.abc import Sequence
+
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
@@ -12,9 +14,9 @@ SPECIALS = ("<pad>", "<eos>", "<bos>", "<unk>")
 PUNCTUATION = (":", ",", ";", "\n")
 
 
-def text_tokenizer(**markers: str) -> PreTrainedTokenizerFast:
+def text_tokenizer(tasks: Sequence[str] = TASKS, **markers: str) -> PreTrainedTokenizerFast:
     """Knows the tasks' words and the numbers below 256; `markers` are further special tokens."""
-    words = sorted({word for task in TASKS for word in task.split()})
+    words = sorted({word for task in tasks for word in task.split()})
     known = [*SPECIALS, *markers.values(), "Task", "State", "Action", *PUNCTUATION, *words]
     known += map(str, range(256))
     tokenizer = Tokenizer(WordLevel({w: i for i, w in enumerate(known)}, unk_token="<unk>"))

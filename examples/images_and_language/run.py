@@ -1,0 +1,216 @@
+"""Old instructions kept while a new one is learned, by a policy that sees images and reads.
+
+    uv run python examples/images_and_language/run.py            # results.json and tables.md
+    uv run python examples/images_and_language/run.py --quick    # that it runs
+
+A small smolvla that reaches the red, green and yellow block learns to reach the blue one, plainly
+and held in several ways. Everything is done by craft's own commands, which are printed. Stopped, it
+goes on where it was. Seed 0 and its episodes are for choosing settings; reported are others.
+"""
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+# The policy is too small for threads, and sums in another order would change the figures.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# The tokenizer is that of the tests' tiny policies, with other words.
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests/helpers"))
+
+import typer
+
+from craftcli.cli.quiet import quiet_libraries
+
+quiet_libraries(debug=False)
+
+from measures import Measured, measure
+from table import NEW, OLD, WORDINGS, write_dataset
+from tables import write_tables
+from teacher import train_teacher
+
+from craftcli.cli.app import app
+from craftcli.cli.output import Output
+from craftcli.engine.run_folder import CHECKPOINTS
+from craftcli.engine.summary_file import RunSummary
+
+FOLDER = Path(__file__).parent
+WORK = Path("runs/images_and_language")
+TUNING_SEED = 0
+TEACHER = "teacher"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much work goes into everything."""
+
+    rounds: tuple[tuple[int, float], ...] = ((4000, 1e-3), (3000, 5e-4))
+    """Of the teacher's training: steps and learning rate."""
+    teacher_batch: int = 64
+    episodes: int = 300
+    """Of the old data; the new data has a third as many, and so have frames for probes."""
+    steps: int = 1000
+    """Of fine-tuning."""
+    batch_size: int = 32
+    lr: float = 5e-4
+    frames: int = 512
+    few_frames: int = 16
+    variations: int = 63
+    rollouts: int = 50
+    """Episodes of every colour and of each kind of wording."""
+
+
+FULL = Effort()
+QUICK = Effort(
+    rounds=((2, 1e-3), (1, 5e-4)),
+    teacher_batch=4,
+    episodes=9,
+    steps=2,
+    batch_size=4,
+    frames=12,
+    few_frames=6,
+    variations=2,
+    rollouts=2,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One way of fine-tuning: options of `craft cache build`, if any, and of `craft train`."""
+
+    train: tuple[str, ...]
+    frames: int = 0
+    """Old frames that a cache is built from; 0 for none."""
+    cache: tuple[str, ...] = ()
+
+
+def arms(effort: Effort) -> dict[str, Arm]:
+    """What is compared."""
+    frames, few = effort.frames, effort.few_frames
+    augment = ("--augment", str(effort.variations))
+    replay = ("--mode", "replay", "--lambda-lr", "0", "--surgery", "none")
+    return {
+        "plain fine-tuning": Arm(train=("--mode", "none")),
+        f"hidden + action, {frames} frames (default)": Arm(train=(), frames=frames),
+        f"action, {frames} frames": Arm(train=("--mode", "action"), frames=frames),
+        f"hidden, {frames} frames": Arm(train=("--mode", "hidden"), frames=frames),
+        f"replay, {frames} frames": Arm(train=replay, frames=frames),
+        "no old data: old instructions on new images": Arm(train=("--old-tasks", "OLD_TASKS")),
+        f"hidden + action, {few} frames": Arm(train=(), frames=few),
+        f"action, {few} frames": Arm(train=("--mode", "action"), frames=few),
+        f"hidden, {few} frames": Arm(train=("--mode", "hidden"), frames=few),
+        f"hidden + action, {few} frames and variations": Arm(train=(), frames=few, cache=augment),
+        f"replay, {few} frames": Arm(train=replay, frames=few),
+    }
+
+
+class Bench:
+    """Makes teacher and data, then fine-tunes and measures; what is done is kept."""
+
+    def __init__(self, work: Path, effort: Effort, output: Output) -> None:
+        self._work, self._effort = work, effort
+        work.mkdir(parents=True, exist_ok=True)
+        steps = sum(steps for steps, _ in effort.rounds)
+        with output.progress(steps, "steps", "Teacher") as advance:
+            self.teacher = train_teacher(
+                work / TEACHER,
+                rounds=effort.rounds,
+                batch_size=effort.teacher_batch,
+                on_step=lambda _loss: advance(1),
+            )
+        count = effort.episodes
+        self._old = write_dataset(work / "old", OLD, episodes=count, seed=1)
+        self._new = write_dataset(work / "new", [NEW], episodes=count // 3, seed=2)
+        self._probe = write_dataset(work / "probe", OLD, episodes=count // 3, seed=3)
+        self._tasks = work / "old_tasks.txt"
+        sentences = [wording.format(colour) for colour in OLD for wording in WORDINGS]
+        self._tasks.write_text("\n".join(sentences) + "\n", "utf-8")
+
+    def measure(self, policy: Path, *, tuning: bool) -> Measured:
+        """Success and what a probe reads from its hidden states."""
+        return measure(policy, self._probe, episodes=self._effort.rollouts, tuning=tuning)
+
+    def learn(self, name: str, arm: Arm, seed: int) -> Path:
+        """Fine-tune the teacher in one way; a finished run is kept."""
+        run = self._work / name.replace(" ", "-").replace(":", "") / f"seed-{seed}"
+        summary = RunSummary.read(run)
+        if summary and summary.complete:
+            return run
+        if (run / CHECKPOINTS / "last").exists():
+            craft("train", "--resume", run)
+            return run
+        words = [str(self._tasks) if word == "OLD_TASKS" else word for word in arm.train]
+        if arm.frames:
+            words += ["--cache", str(self._cache(arm, seed))]
+        if self._effort is QUICK and arm.train[:2] != ("--mode", "none"):
+            words += ["--anchor-batch-size", "2"]
+        effort = self._effort
+        craft(
+            *("train", "--policy", self.teacher, "--dataset", self._new, "-o", run, *words),
+            *("--steps", effort.steps, "--batch-size", effort.batch_size, "--lr", effort.lr),
+            *("--lr-schedule", "cosine", "--save-every", 0, "--log-every", 100),
+            *("--seed", seed, "--overwrite"),
+        )
+        return run
+
+    def _cache(self, arm: Arm, seed: int) -> Path:
+        varied = "-varied" if arm.cache else ""
+        cache = self._work / "caches" / f"{arm.frames}{varied}-seed-{seed}.zarr"
+        if not cache.exists():
+            craft(
+                *("cache", "build", "--policy", self.teacher, "--dataset", self._old),
+                *("--samples", arm.frames, *arm.cache, "--seed", seed, "-o", cache),
+            )
+        return cache
+
+
+def craft(*arguments: object) -> None:
+    """Run a command of craft's in this process, as it would be typed."""
+    words = [str(argument) for argument in arguments]
+    typer.echo(f"\n$ craft {' '.join(words)}", err=True)
+    if code := app(words, standalone_mode=False):
+        raise typer.Exit(code)
+
+
+def main(
+    work: Annotated[Path, typer.Option(help="Where data, runs and caches go.")] = WORK,
+    seeds: Annotated[str, typer.Option(help="Runs of every arm; 0 is for tuning.")] = "1,2,3",
+    only: Annotated[str | None, typer.Option(help="Which arms, with ';' between; all.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Of fine-tuning; 1000.")] = None,
+    quick: Annotated[bool, typer.Option(help="Little of all, to see that it runs.")] = False,
+    results: Annotated[Path, typer.Option(help="The figures; others in it are kept.")] = (
+        FOLDER / "results.json"
+    ),
+) -> None:
+    """Measure, keep the figures, and renew the tables beside them."""
+    effort = QUICK if quick else FULL
+    if steps is not None:
+        effort = replace(effort, steps=steps)
+    if quick and results == FOLDER / "results.json":
+        work = work / "quick"
+        results = work / "results.json"
+    bench = Bench(work, effort, Output())
+    every = arms(effort)
+    known = json.loads(results.read_text("utf-8")) if results.is_file() else {}
+    chosen = only.split(";") if only else list(every)
+    if unknown := set(chosen) - set(every):
+        raise typer.BadParameter(f"no such arm: {'; '.join(sorted(unknown))}")
+    for seed in map(int, seeds.split(",")):
+        tuning = seed == TUNING_SEED
+        for name in (TEACHER, *chosen):
+            own = "tuning" if tuning else ("reported" if name == TEACHER else str(seed))
+            if own in known.get(name, {}):
+                continue
+            policy = bench.teacher if name == TEACHER else bench.learn(name, every[name], seed)
+            found = bench.measure(policy, tuning=tuning)
+            known.setdefault(name, {})[own] = asdict(found)
+            results.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+            write_tables(known, list(every), results.with_name("tables.md"))
+            typer.echo(f"{name}, seed {seed}: {found}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
