@@ -29,12 +29,15 @@ NEAR = 0.08
 APART = 0.22
 """Blocks lie at least this far from each other."""
 COLOURS: dict[str, tuple[int, int, int]] = {
-    "red": (214, 48, 49),
-    "green": (46, 160, 67),
-    "yellow": (241, 196, 15),
-    "blue": (41, 98, 255),
-    "purple": (142, 68, 173),
+    "red": (255, 0, 0),
+    "green": (0, 255, 0),
+    "yellow": (255, 255, 0),
+    "blue": (0, 0, 255),
+    "purple": (255, 0, 255),
 }
+"""Equally far from the grey of the table. With a bright yellow on white and darker others, the
+policy learned yellow at once and could not tell red from green after 7000 steps."""
+GREY, WHITE = 128, 255
 OLD, NEW = ("red", "green", "yellow"), "blue"
 """Purple is never asked for."""
 WORDINGS = (
@@ -105,12 +108,12 @@ _Y, _X = np.mgrid[:PX, :PX] + 0.5
 
 def render(scene: Scene) -> NDArray[np.uint8]:
     """What the camera sees, [48, 48, 3] uint8."""
-    image = np.full((PX, PX, 3), 236, dtype=np.uint8)
+    image = np.full((PX, PX, 3), GREY, dtype=np.uint8)
     for colour, (x, y) in scene.blocks.items():
         half = BLOCK_PX / 2
         image[(abs(_X - x * PX) < half) & (abs(_Y - y * PX) < half)] = COLOURS[colour]
     radius = np.hypot(_X - scene.hand[0] * PX, _Y - scene.hand[1] * PX)
-    image[(radius < 4.5) & (radius > 1.8)] = 20
+    image[(radius < 4.5) & (radius > 1.8)] = WHITE
     return image
 
 
