@@ -47,8 +47,8 @@ TEACHER = "teacher"
 class Effort:
     """How much work goes into everything."""
 
-    rounds: tuple[tuple[int, float], ...] = ((4000, 1e-3), (3000, 5e-4))
-    """Of the teacher's training: steps and learning rate."""
+    teacher_steps: int = 4000
+    teacher_lr: float = 1e-3
     teacher_batch: int = 64
     episodes: int = 300
     """Of the old data; the new data has a third as many, and so have frames for probes."""
@@ -65,7 +65,7 @@ class Effort:
 
 FULL = Effort()
 QUICK = Effort(
-    rounds=((2, 1e-3), (1, 5e-4)),
+    teacher_steps=2,
     teacher_batch=4,
     episodes=9,
     steps=2,
@@ -113,11 +113,11 @@ class Bench:
     def __init__(self, work: Path, effort: Effort, output: Output) -> None:
         self._work, self._effort = work, effort
         work.mkdir(parents=True, exist_ok=True)
-        steps = sum(steps for steps, _ in effort.rounds)
-        with output.progress(steps, "steps", "Teacher") as advance:
+        with output.progress(effort.teacher_steps, "steps", "Teacher") as advance:
             self.teacher = train_teacher(
                 work / TEACHER,
-                rounds=effort.rounds,
+                steps=effort.teacher_steps,
+                lr=effort.teacher_lr,
                 batch_size=effort.teacher_batch,
                 on_step=lambda _loss: advance(1),
             )

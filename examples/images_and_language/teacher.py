@@ -1,6 +1,6 @@
 """A small real smolvla that reads all wordings and reaches the red, green and yellow block."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -138,42 +138,14 @@ def sample_batch(rng: np.random.Generator, size: int) -> dict[str, Any]:
 
 
 def train_teacher(
-    folder: Path,
-    *,
-    rounds: Sequence[tuple[int, float]],
-    batch_size: int,
-    on_step: Callable[[float], None],
+    folder: Path, *, steps: int, lr: float, batch_size: int, on_step: Callable[[float], None]
 ) -> Path:
-    """Teach a fresh policy with its own loss, on scenes that never repeat.
-
-    `rounds` are steps and highest learning rates; what a round left in a folder is kept.
-    """
+    """Teach a fresh policy with its own loss, on scenes that never repeat; a saved one is kept."""
+    if folder.is_dir():
+        return folder
     policy = fresh_policy(write_vlm(folder.with_name("vlm")))
     preprocess, postprocess = make_pre_post_processors(policy.config, dataset_stats=statistics())
-    for number, (steps, lr) in enumerate(rounds):
-        saved = folder.with_name(f"{folder.name}-{number}")
-        if saved.is_dir():
-            policy = SmolVLAPolicy.from_pretrained(saved)
-            continue
-        _train_round(policy, preprocess, steps, lr, batch_size=batch_size, seed=number, log=on_step)
-        partial = saved.with_name(f"{saved.name}.partial")
-        for part in (policy, preprocess, postprocess):
-            part.save_pretrained(partial)
-        partial.rename(saved)
-    return saved
-
-
-def _train_round(
-    policy: SmolVLAPolicy,
-    preprocess: Any,
-    steps: int,
-    lr: float,
-    *,
-    batch_size: int,
-    seed: int,
-    log: Callable[[float], None],
-) -> None:
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     optimizer = torch.optim.AdamW(policy.parameters(), lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps)
     policy.train()
@@ -184,4 +156,9 @@ def _train_round(
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        log(loss.item())
+        on_step(loss.item())
+    partial = folder.with_name(f"{folder.name}.partial")
+    for part in (policy, preprocess, postprocess):
+        part.save_pretrained(partial)
+    partial.rename(folder)
+    return folder
