@@ -52,7 +52,7 @@ class Effort:
     teacher_batch: int = 64
     episodes: int = 300
     """Of the old data; the new data has a third as many, and so have frames for probes."""
-    steps: int = 1000
+    steps: int = 500
     """Of fine-tuning."""
     batch_size: int = 32
     lr: float = 5e-4
@@ -95,15 +95,15 @@ def arms(effort: Effort) -> dict[str, Arm]:
     return {
         "plain fine-tuning": Arm(train=("--mode", "none")),
         f"hidden + action, {frames} frames (default)": Arm(train=(), frames=frames),
-        f"action, {frames} frames": Arm(train=("--mode", "action"), frames=frames),
-        f"hidden, {frames} frames": Arm(train=("--mode", "hidden"), frames=frames),
-        f"replay, {frames} frames": Arm(train=replay, frames=frames),
         "no old data: old instructions on new images": Arm(train=("--old-tasks", "OLD_TASKS")),
         f"hidden + action, {few} frames": Arm(train=(), frames=few),
         f"action, {few} frames": Arm(train=("--mode", "action"), frames=few),
         f"hidden, {few} frames": Arm(train=("--mode", "hidden"), frames=few),
-        f"hidden + action, {few} frames and variations": Arm(train=(), frames=few, cache=augment),
         f"replay, {few} frames": Arm(train=replay, frames=few),
+        f"hidden + action, {few} frames and variations": Arm(train=(), frames=few, cache=augment),
+        f"action, {frames} frames": Arm(train=("--mode", "action"), frames=frames),
+        f"hidden, {frames} frames": Arm(train=("--mode", "hidden"), frames=frames),
+        f"replay, {frames} frames": Arm(train=replay, frames=frames),
     }
 
 
@@ -179,7 +179,7 @@ def main(
     work: Annotated[Path, typer.Option(help="Where data, runs and caches go.")] = WORK,
     seeds: Annotated[str, typer.Option(help="Runs of every arm; 0 is for tuning.")] = "1,2,3",
     only: Annotated[str | None, typer.Option(help="Which arms, with ';' between; all.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Of fine-tuning; 1000.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Of fine-tuning; 500.")] = None,
     quick: Annotated[bool, typer.Option(help="Little of all, to see that it runs.")] = False,
     results: Annotated[Path, typer.Option(help="The figures; others in it are kept.")] = (
         FOLDER / "results.json"

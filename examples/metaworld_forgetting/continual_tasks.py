@@ -42,10 +42,11 @@ class Effort:
     demonstrations: int = 60
     alone_steps: int = 3000
     """Of a policy that learns one task alone; the first task's is where every arm begins."""
-    steps: int = 1000
-    """Of each further task."""
+    steps: int = 3000
+    """Of each further task; with 1000, plain fine-tuning itself learns 0.53 of them."""
     lr: float = 1e-3
-    anchors: int = FAMILIES[FAMILY].anchors
+    frames: int = FAMILIES[FAMILY].anchors
+    """Of each old task, for arms that keep frames as they are."""
     least_success: float = 0.6
     """Of a task's expert and of its policy; a task with less is left out."""
     on_the_way: int = 20
@@ -61,7 +62,7 @@ QUICK = Effort(
     demonstrations=2,
     alone_steps=5,
     steps=5,
-    anchors=12,
+    frames=6,
     least_success=0,
     on_the_way=2,
     in_the_end=3,
@@ -100,7 +101,7 @@ class ContinualTasks:
             measure=lambda policy, file, count: self._measure(policy, file, count, seed),
             steps=self._effort.steps,
             lr=self._effort.lr,
-            anchors=self._effort.anchors,
+            frames=self._effort.frames,
             quick=self._effort.quick,
             fixed=WORLD,
         )

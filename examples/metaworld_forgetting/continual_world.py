@@ -13,7 +13,7 @@ itself gives that number to its policies.
 A rule that was fixed before anything was measured: a task is left out, and named, if its expert
 succeeds in less than 0.6 of the scenes, or a policy that learns this task alone (3000 steps).
 
-The policy of the first task is that policy; each further task has 1000 steps. Joint training is a
+The policy of the first task is that policy; each further task has 3000 steps. Joint training is a
 fresh policy on all data, with as many steps in total. Success is measured over 50 episodes just
 after a task is learned and in the end, over 20 in between, always over the same ones.
 
@@ -124,7 +124,7 @@ def main(
     work: Annotated[Path, typer.Option(help="Where data, runs and reports go.")] = WORK,
     seeds: Annotated[str, typer.Option(help="Runs of every arm; 0 is for tuning.")] = "1,2,3",
     arms: Annotated[str | None, typer.Option(help="Which arms, with ';' between; all.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Of each task; 1000.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Of each further task; 3000.")] = None,
     quick: Annotated[bool, typer.Option(help="Little of all, to see that it runs.")] = False,
     tables: Annotated[Path, typer.Option(help="The file whose table is renewed.")] = TABLES,
 ) -> None:

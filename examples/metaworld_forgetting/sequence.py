@@ -104,7 +104,7 @@ def main(
         measure=partial(measured, extent),
         steps=extent.steps or STEPS,
         lr=extent.lr,
-        anchors=extent.anchors or FAMILIES[FAMILY].anchors,
+        frames=(extent.anchors or FAMILIES[FAMILY].anchors) // (len(TASKS) - 1),
         quick=quick,
     )
     matrices = [

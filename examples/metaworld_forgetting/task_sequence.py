@@ -63,8 +63,8 @@ class Course:
     measure: Measure
     steps: int
     lr: float
-    anchors: int
-    """Of all old tasks together, where they are frames."""
+    frames: int
+    """Of each old task, for arms that keep frames as they are."""
     quick: bool = False
     """As few anchors as possible, to see that it runs."""
     fixed: str | None = None
@@ -113,7 +113,7 @@ class TaskSequence:
             # The same weight for each, whatever the length of its episodes.
             weight = ":1" if number > 1 else ""
             data = [("--dataset", f"{self._course.data / task}{weight}") for task in old]
-            samples = self._course.anchors // number * number
+            samples = self._course.frames * number
             words = [word for pair in data for word in pair]
             output = self._folder / f"{number}-anchors.zarr"
             return self._cache(policy, output, *words, "--samples", samples)
@@ -132,14 +132,13 @@ class TaskSequence:
         """What the anchors of the task before this one are made of."""
         course = self._course
         data, new = (course.data / course.tasks[n] for n in (number - 1, number))
-        most = len(course.tasks) - 1
         if self._arm.anchors is Anchors.FRAMES:
-            return ("--dataset", data, "--samples", course.anchors // most)
+            return ("--dataset", data, "--samples", course.frames)
         if self._arm.anchors is Anchors.STATISTICS:
-            states = course.anchors if course.quick else DRAWN_STATES
+            states = DRAWN_STATES // (len(course.tasks) - 1)
             file = data / "meta/stats.json"
             made = ("--from-statistics", "--statistics-file", file, "--moves-like", new)
-            return (*made, "--samples", states // most)
+            return (*made, "--samples", course.frames if course.quick else states)
         frames, variations = (2, 3) if course.quick else (FEW_FRAMES, VARIATIONS)
         fixed = ("--augment-fixed", course.fixed) if course.fixed else ()
         return ("--dataset", data, "--samples", frames, "--augment", variations, *fixed)
