@@ -1,6 +1,6 @@
 """Which hidden states of a policy hold its behaviour? Measured for every family.
 
-    uv run python examples/family_defaults/run.py                          # README and tables.md show these
+    uv run python examples/family_defaults/run.py                          # tables.md
     uv run python examples/family_defaults/run.py --families smolvla,act   # some of them
     uv run python examples/family_defaults/run.py --quick                  # to see that it runs
 
