@@ -2,12 +2,30 @@
 
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-METAWORLD = Path(__file__).parents[2] / "examples/metaworld_forgetting"
+ROOT = Path(__file__).parents[2]
+METAWORLD = ROOT / "examples/metaworld_forgetting"
+SCRIPTS = {ROOT / "tests/benchmarks", *(run.parent for run in ROOT.glob("examples/*/run.py"))}
+"""Folders whose modules import each other by bare names."""
+
+
+@pytest.fixture(autouse=True)
+def own_modules() -> Iterator[None]:
+    """Forget modules of scripts before and after: several folders have a `table` or a `teacher`."""
+    _forget_scripts()
+    yield
+    _forget_scripts()
+
+
+def _forget_scripts() -> None:
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and Path(file).parent in SCRIPTS and "." not in name:
+            del sys.modules[name]
 
 
 @pytest.fixture
