@@ -37,25 +37,42 @@ class Measured:
     """R² of a linear read-out of every block's place, on episodes of its own."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Later:
+    """Successes on a task that was learned afterwards, by the number of steps."""
+
+    episodes: int
+    successes: dict[str, int]
+
+
 def measure(policy: Path, data: Path, *, episodes: int, tuning: bool) -> Measured:
     """Roll a policy out in all scenes, and probe it on frames of a dataset."""
     actor = load_checkpoint(str(policy), device="cpu")
-    first = FIRST_SEED if tuning else REPORTED_EPISODES
-
-    def successes(wordings: Sequence[str]) -> dict[str, int]:
-        found = {}
-        for colour in (*OLD, NEW):
-            world = environment(colour, wordings)
-            rolled = rollout(actor, world, episodes=episodes, seed=first, batch_size=episodes)
-            found[colour] = sum(episode.success for episode in rolled.episodes)
-        return found
-
+    colours = (*OLD, NEW)
     return Measured(
         episodes=episodes,
-        heard=successes(WORDINGS),
-        unheard=successes((UNHEARD,)),
+        heard=successes(actor, colours, episodes=episodes, tuning=tuning),
+        unheard=successes(actor, colours, (UNHEARD,), episodes=episodes, tuning=tuning),
         probe=probe(actor, data),
     )
+
+
+def successes(
+    actor: Checkpoint,
+    colours: Sequence[str],
+    wordings: Sequence[str] = WORDINGS,
+    *,
+    episodes: int,
+    tuning: bool,
+) -> dict[str, int]:
+    """In how many episodes the hand reaches the block of each colour."""
+    first = FIRST_SEED if tuning else REPORTED_EPISODES
+    found = {}
+    for colour in colours:
+        world = environment(colour, wordings)
+        rolled = rollout(actor, world, episodes=episodes, seed=first, batch_size=episodes)
+        found[colour] = sum(episode.success for episode in rolled.episodes)
+    return found
 
 
 def probe(actor: Checkpoint, data: Path) -> dict[str, float]:

@@ -8,10 +8,9 @@ and held in several ways. Everything is done by craft's own commands, which are 
 goes on where it was. Seed 0 and its episodes are for choosing settings; reported are others.
 """
 
-import json
 import os
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -27,15 +26,16 @@ from craftcli.cli.quiet import quiet_libraries
 
 quiet_libraries(debug=False)
 
-from measures import Measured, measure
-from table import NEW, OLD, WORDINGS, write_dataset
-from tables import write_tables
+from measures import Later, Measured, measure, successes
+from report import Report
+from table import LATER, NEW, OLD, WORDINGS, write_dataset
 from teacher import train_teacher
 
 from craftcli.cli.app import app
 from craftcli.cli.output import Output
 from craftcli.engine.run_folder import CHECKPOINTS
 from craftcli.engine.summary_file import RunSummary
+from craftcli.policies.lerobot.checkpoint import load_checkpoint
 
 FOLDER = Path(__file__).parent
 WORK = Path("runs/images_and_language")
@@ -61,6 +61,8 @@ class Effort:
     variations: int = 63
     rollouts: int = 50
     """Episodes of every colour and of each kind of wording."""
+    later_steps: tuple[int, ...] = (50, 100, 200)
+    """After which success on a third task is measured, which is then learned plainly."""
 
 
 FULL = Effort()
@@ -74,6 +76,7 @@ QUICK = Effort(
     few_frames=6,
     variations=2,
     rollouts=2,
+    later_steps=(1, 2),
 )
 
 
@@ -85,24 +88,30 @@ class Arm:
     frames: int = 0
     """Old frames that a cache is built from; 0 for none."""
     cache: tuple[str, ...] = ()
+    later: bool = False
+    """Whether a third task is learned afterwards, plainly: was more kept than the skill?"""
 
 
 def arms(effort: Effort) -> dict[str, Arm]:
     """What is compared."""
     frames, few = effort.frames, effort.few_frames
-    augment = ("--augment", str(effort.variations))
+    augment, draws = ("--augment", str(effort.variations)), ("--draws", "4")
     replay = ("--mode", "replay", "--lambda-lr", "0", "--surgery", "none")
     return {
-        "plain fine-tuning": Arm(train=("--mode", "none")),
-        f"hidden + action, {frames} frames (default)": Arm(train=(), frames=frames),
+        "plain fine-tuning": Arm(train=("--mode", "none"), later=True),
+        f"hidden + action, {frames} frames (default)": Arm(train=(), frames=frames, later=True),
         "no old data: old instructions on new images": Arm(train=("--old-tasks", "OLD_TASKS")),
         f"hidden + action, {few} frames": Arm(train=(), frames=few),
         f"action, {few} frames": Arm(train=("--mode", "action"), frames=few),
         f"hidden, {few} frames": Arm(train=("--mode", "hidden"), frames=few),
         f"replay, {few} frames": Arm(train=replay, frames=few),
+        f"hidden + action, {few} frames of 4 draws": Arm(train=(), frames=few, cache=draws),
+        f"action, {few} frames of 4 draws": Arm(
+            train=("--mode", "action"), frames=few, cache=draws
+        ),
         f"hidden + action, {few} frames and variations": Arm(train=(), frames=few, cache=augment),
-        f"action, {frames} frames": Arm(train=("--mode", "action"), frames=frames),
-        f"hidden, {frames} frames": Arm(train=("--mode", "hidden"), frames=frames),
+        f"action, {frames} frames": Arm(train=("--mode", "action"), frames=frames, later=True),
+        f"hidden, {frames} frames": Arm(train=("--mode", "hidden"), frames=frames, later=True),
         f"replay, {frames} frames": Arm(train=replay, frames=frames),
     }
 
@@ -125,6 +134,7 @@ class Bench:
         self._old = write_dataset(work / "old", OLD, episodes=count, seed=1)
         self._new = write_dataset(work / "new", [NEW], episodes=count // 3, seed=2)
         self._probe = write_dataset(work / "probe", OLD, episodes=count // 3, seed=3)
+        self._later = write_dataset(work / "later", [LATER], episodes=count // 3, seed=4)
         self._tasks = work / "old_tasks.txt"
         sentences = [wording.format(colour) for colour in OLD for wording in WORDINGS]
         self._tasks.write_text("\n".join(sentences) + "\n", "utf-8")
@@ -135,7 +145,7 @@ class Bench:
 
     def learn(self, name: str, arm: Arm, seed: int) -> Path:
         """Fine-tune the teacher in one way; a finished run is kept."""
-        run = self._work / name.replace(" ", "-").replace(":", "") / f"seed-{seed}"
+        run = self._folder(name, seed) / "run"
         summary = RunSummary.read(run)
         if summary and summary.complete:
             return run
@@ -156,9 +166,33 @@ class Bench:
         )
         return run
 
+    def learn_later(self, name: str, policy: Path, seed: int) -> Later:
+        """Learn the third task from a policy, plainly, and measure it on the way."""
+        effort, steps = self._effort, self._effort.later_steps
+        run = self._folder(name, seed) / "later"
+        summary = RunSummary.read(run)
+        if not (summary and summary.complete):
+            craft(
+                *("train", "--policy", policy, "--dataset", self._later, "-o", run),
+                *("--mode", "none", "--steps", steps[-1], "--save-every", steps[0]),
+                *("--batch-size", effort.batch_size, "--lr", effort.lr, "--lr-schedule"),
+                *("constant", "--log-every", 100, "--seed", seed, "--overwrite"),
+            )
+        found = {}
+        for count in steps:
+            checkpoint = run / CHECKPOINTS / f"{count:06d}" / "pretrained_model"
+            actor = load_checkpoint(str(checkpoint), device="cpu")
+            tuning = seed == TUNING_SEED
+            rates = successes(actor, (LATER,), episodes=effort.rollouts, tuning=tuning)
+            found[str(count)] = rates[LATER]
+        return Later(episodes=effort.rollouts, successes=found)
+
+    def _folder(self, name: str, seed: int) -> Path:
+        return self._work / name.replace(" ", "-").replace(":", "") / f"seed-{seed}"
+
     def _cache(self, arm: Arm, seed: int) -> Path:
-        varied = "-varied" if arm.cache else ""
-        cache = self._work / "caches" / f"{arm.frames}{varied}-seed-{seed}.zarr"
+        kind = "".join(arm.cache[:1]).removeprefix("-")
+        cache = self._work / "caches" / f"{arm.frames}{kind}-seed-{seed}.zarr"
         if not cache.exists():
             craft(
                 *("cache", "build", "--policy", self.teacher, "--dataset", self._old),
@@ -194,22 +228,24 @@ def main(
         results = work / "results.json"
     bench = Bench(work, effort, Output())
     every = arms(effort)
-    known = json.loads(results.read_text("utf-8")) if results.is_file() else {}
     chosen = only.split(";") if only else list(every)
     if unknown := set(chosen) - set(every):
         raise typer.BadParameter(f"no such arm: {'; '.join(sorted(unknown))}")
+    report = Report(results, list(every))
     for seed in map(int, seeds.split(",")):
         tuning = seed == TUNING_SEED
         for name in (TEACHER, *chosen):
-            own = "tuning" if tuning else ("reported" if name == TEACHER else str(seed))
-            if own in known.get(name, {}):
+            arm = every.get(name)
+            own = "tuning" if tuning else (str(seed) if arm else "reported")
+            learns_later = (arm is None or arm.later) and not report.has_later(name, seed)
+            if report.has(name, own) and not learns_later:
                 continue
-            policy = bench.teacher if name == TEACHER else bench.learn(name, every[name], seed)
-            found = bench.measure(policy, tuning=tuning)
-            known.setdefault(name, {})[own] = asdict(found)
-            results.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
-            write_tables(known, list(every), results.with_name("tables.md"))
-            typer.echo(f"{name}, seed {seed}: {found}")
+            policy = bench.learn(name, arm, seed) if arm else bench.teacher
+            if not report.has(name, own):
+                report.add(name, own, bench.measure(policy, tuning=tuning))
+            if learns_later:
+                report.add_later(name, seed, bench.learn_later(name, policy, seed))
+            typer.echo(f"{name}, seed {seed}: measured")
 
 
 if __name__ == "__main__":

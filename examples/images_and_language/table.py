@@ -38,8 +38,8 @@ COLOURS: dict[str, tuple[int, int, int]] = {
 """Equally far from the grey of the table. With a bright yellow on white and darker others, the
 policy learned yellow at once and could not tell red from green after 7000 steps."""
 GREY, WHITE = 128, 255
-OLD, NEW = ("red", "green", "yellow"), "blue"
-"""Purple is never asked for."""
+OLD, NEW, LATER = ("red", "green", "yellow"), "blue", "purple"
+"""The last is asked for only after the new one was learned."""
 WORDINGS = (
     "reach the {} block",
     "go to the {} cube",

@@ -30,14 +30,20 @@ def test_quick_goes_from_teacher_to_table(
         assert finished.value.code == 0
         return capfd.readouterr().err
 
-    assert run().count("$ craft train") == len(arms)
+    # The teacher and plain fine-tuning learn a third task afterwards.
+    assert run().count("$ craft train") == len(arms) + 2
     found = json.loads(results.read_text())
     assert list(found) == ["teacher", *arms]
     for runs in found.values():
         (measured,) = runs.values()
         assert list(measured["heard"]) == ["red", "green", "yellow", "blue"]
         assert list(measured["probe"]) == ["red", "green", "yellow", "blue", "purple"]
-    assert "| plain fine-tuning | 1 |" in (tmp_path / "tables.md").read_text()
+    later = json.loads((tmp_path / "later.json").read_text())
+    assert list(later) == ["teacher", arms[0]]
+    assert list(later["teacher"]["1"]["successes"]) == ["1", "2"]
+    tables = (tmp_path / "tables.md").read_text()
+    assert tables.count("| plain fine-tuning | 1 |") == 2
+    assert "| after 1 steps | after 2 steps |" in tables
     assert "$ craft" not in run()  # nothing is done again
     assert json.loads(results.read_text()) == found
 
