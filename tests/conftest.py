@@ -1,6 +1,7 @@
 """Fixtures of all tests: the demo's teacher and data, one cache, and the `craft` command."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the longest files, so that no process waits for them at the end."""
-    items.sort(key=lambda item: "examples" not in item.path.parts)
+    """Start with the longest files, so that no process waits for them at the end.
+
+    `--no-loadscope-reorder` in pyproject.toml keeps this order: xdist would put files with few
+    tests last, and these are the longest.
+    """
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: ("examples" not in item.path.parts, -slow[item.path]))
 
 
 @pytest.fixture(scope="session", autouse=True)

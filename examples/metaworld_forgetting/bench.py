@@ -53,6 +53,7 @@ SECTIONS = {
     "-few": ("few", "varied"),
     "-little": ("little",),
     "-sources": ("sources",),
+    "-depth": ("depth",),
     "-statistics": ("statistics", "statistics_more"),
 }
 """Which groups of arms make a table together."""

@@ -31,6 +31,7 @@ _SUBTITLES = {
     "-few": ": how little of the old data is enough",
     "-little": ": no old data or sixteen frames, with all steps, *held out*",
     "-sources": ": other sources of anchors",
+    "-depth": ": hidden states of early layers, *held out*",
     "-statistics": ": which statistics, *held out*",
 }
 

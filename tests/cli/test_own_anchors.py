@@ -233,14 +233,18 @@ class TestPrompts:
 
 
 @pytest.mark.slow
-def test_under_torchrun_every_process_builds_its_share(tmp_path: Path) -> None:
+def test_under_torchrun_every_process_builds_its_share(
+    craft: Callable[..., Any], tmp_path: Path
+) -> None:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2")
-    command = (*torchrun, "-m", "craftcli", "train", *map(str, STEPS), "--anchor-samples", "16")
-    for reused in (False, True):
-        result = subprocess.run(
-            (*command, "--json"), cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert result.returncode == 0, result.stderr
-        anchors = json.loads(result.stdout)["anchors"]
+    words = ("train", *map(str, STEPS), "--anchor-samples", "16", "--json")
+    result = subprocess.run(
+        (*torchrun, "-m", "craftcli", *words), cwd=tmp_path, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    alone = craft(*words, "--overwrite")
+    assert alone.exit_code == 0, alone.output
+    for text, reused in ((result.stdout, False), (alone.stdout, True)):
+        anchors = json.loads(text)["anchors"]
         assert (anchors["rows"], anchors["reused"]) == (16, reused)
     assert len(list((tmp_path / "runs").glob("anchors-*.zarr"))) == 1

@@ -15,7 +15,7 @@ def test_suites_are_split_learned_held_and_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(FOLDER)
-    arms = ["plain fine-tuning", "hidden + action", "hidden + action, no old data"]
+    arms = ["hidden + action", "hidden + action, no old data"]
     options = ["--quick", "--work", str(tmp_path), "--arms", ";".join(arms)]
 
     def run() -> tuple[str, str]:
@@ -37,7 +37,7 @@ def test_suites_are_split_learned_held_and_measured(
     matrices = json.loads((tmp_path / "results.json").read_text())
     assert [matrix["arm"] for matrix in matrices] == arms
     assert [len(row) for row in matrices[0]["rows"]] == [1, 2, 3]
-    assert "| hidden + action | 1 |" in table
+    assert "| hidden + action, no old data | 1 |" in table
     # The first suite is learned once for all arms, the two others by each.
     assert commands.count("$ craft train") == 1 + 2 * len(arms)
     last = next(line for line in reversed(commands.splitlines()) if "--old-tasks" in line)

@@ -13,7 +13,9 @@ def test_quick_goes_from_data_to_report(
 ) -> None:
     tables = tmp_path / "tables.md"
     tables.write_text("Before.\n\n<!-- pick-act -->\nold\n<!-- end of pick-act -->\n\nAfter.\n")
-    run_metaworld("run.py")
+    arms = ["plain fine-tuning", "hidden + action", "replay", "EWC", "weight merge"]
+    options = ("--arms", ";".join([*arms, "half of the scenes: action"]))
+    run_metaworld("run.py", *options)
     text = tables.read_text()
     assert text.startswith("Before.\n\n<!-- pick-act -->\n### pick-place-v3 → door-open-v3")
     assert "<!-- end of pick-act -->\n\nAfter.\n" in text
@@ -31,6 +33,6 @@ def test_quick_goes_from_data_to_report(
     assert (tmp_path / "work/reports/pick-act/index.html").is_file()
 
     capsys.readouterr()
-    run_metaworld("run.py")
+    run_metaworld("run.py", *options)
     assert "/" not in capsys.readouterr().err  # no job is done again
     assert tables.read_text() == text
