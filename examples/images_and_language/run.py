@@ -61,8 +61,9 @@ class Effort:
     variations: int = 63
     rollouts: int = 50
     """Episodes of every colour and of each kind of wording."""
-    later_steps: tuple[int, ...] = (50, 100, 200)
-    """After which success on a third task is measured, which is then learned plainly."""
+    later_steps: tuple[int, ...] = (10, 20, 50)
+    """After which success on a third task is measured, which is then learned plainly. After 50 all
+    policies reach it, so that earlier ones tell them apart."""
 
 
 FULL = Effort()
@@ -169,7 +170,7 @@ class Bench:
     def learn_later(self, name: str, policy: Path, seed: int) -> Later:
         """Learn the third task from a policy, plainly, and measure it on the way."""
         effort, steps = self._effort, self._effort.later_steps
-        run = self._folder(name, seed) / "later"
+        run = self._folder(name, seed) / f"later-{steps[-1]}"
         summary = RunSummary.read(run)
         if not (summary and summary.complete):
             craft(
