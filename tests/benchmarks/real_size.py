@@ -26,8 +26,13 @@ from table import HEADER, Row, where
 from craftcli.system.memory import peak_bytes
 
 NAMES = ("act", "diffusion", "smolvla", "pi0_fast")
-STEPS = 3
-"""Training steps of `craft dryrun` and `craft train`."""
+_WITH_TOKENIZERS = (
+    "from craftcli.demo.tokenizers import register_action_tokenizer\n"
+    "from craftcli.cli.app import main\n"
+    "register_action_tokenizer()\n"
+    "main()\n"
+)
+"""craft, told of the demo's tokenizers: they stand in for those of the Hub, which bring code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +153,10 @@ def _run(command: str, made: dict[str, Any], folder: Path, *, quick: bool) -> Co
         peak = peak_bytes() / 2**30  # of all that this process has done
         return Command(name=command, wall_s=took[0], processor_s=took[1], peak_gib=peak)
     began_s = time.perf_counter()
-    _, usage = _watched([str(Path(sys.executable).with_name("craft")), *arguments])
+    craft = [str(Path(sys.executable).with_name("craft"))]
+    if made["own_tokenizers"]:
+        craft = [sys.executable, "-c", _WITH_TOKENIZERS]
+    _, usage = _watched([*craft, *arguments])
     return Command(
         name=command,
         wall_s=time.perf_counter() - began_s,
@@ -158,11 +166,12 @@ def _run(command: str, made: dict[str, Any], folder: Path, *, quick: bool) -> Co
 
 
 def _arguments(command: str, made: dict[str, Any], folder: Path) -> list[str]:
-    cache, steps = str(folder / "anchors.zarr"), str(STEPS)
+    cache, steps = str(folder / "anchors.zarr"), str(made["rounds"])
     data = ["--policy", made["policy"], "--dataset", made["dataset"], "--device", "cpu"]
     run = [*data, "--cache", cache, "--batch-size", str(made["batch"])]
     run += ["--lora", made["lora"]] if made["lora"] else []
     build = [*data, "--samples", str(made["anchors"]), "--batch-size", str(made["batch"])]
+    build += made["build"]
     return {
         "build": ["cache", "build", *build, "--output", cache],
         "inspect": ["cache", "inspect", cache],

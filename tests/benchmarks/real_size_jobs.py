@@ -32,7 +32,6 @@ from craftcli.policies.lerobot.processor_files import open_processors
 from craftcli.sources import open_task_data
 from craftcli.system.memory import peak_bytes, reset_peak
 
-ROUNDS = 3
 _WORLD = "world.json"
 
 
@@ -46,6 +45,9 @@ def make(name: str, folder: Path, *, quick: bool) -> dict[str, Any]:
         "batch": size.batch,
         "anchors": size.anchors,
         "lora": size.lora,
+        "rounds": size.rounds,
+        "build": size.build,
+        "own_tokenizers": size.own_tokenizers,
     }
     (folder / _WORLD).write_text(json.dumps(made), encoding="utf-8")
     return made
@@ -70,7 +72,7 @@ def lerobot(name: str, folder: Path, *, quick: bool) -> dict[str, Any]:
     if made["lora"]:
         student = add_lora(student, parse_lora(made["lora"]), seed=0)
     bench = _bench(student, made, folder)
-    for _ in range(ROUNDS):
+    for _ in range(made["rounds"]):
         bench.lerobot()
     return {**took, "peak": peak_bytes()}
 
@@ -96,7 +98,7 @@ def craft(name: str, folder: Path, *, quick: bool) -> dict[str, Any]:
     ours, _ = bench.craft()
     ways: dict[str, Callable[[], None]] = {"lerobot_s": bench.lerobot, "craft_s": ours}
     found: dict[str, list[float]] = {way: [] for way in ways}
-    for number in range(1 + ROUNDS):
+    for number in range(1 + made["rounds"]):
         for way, step in ways.items():
             began = time.process_time()
             step()
