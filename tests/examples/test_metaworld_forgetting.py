@@ -13,8 +13,8 @@ def test_quick_goes_from_data_to_report(
 ) -> None:
     tables = tmp_path / "tables.md"
     tables.write_text("Before.\n\n<!-- pick-act -->\nold\n<!-- end of pick-act -->\n\nAfter.\n")
-    arms = ["plain fine-tuning", "hidden + action", "replay", "EWC", "weight merge"]
-    options = ("--arms", ";".join([*arms, "half of the scenes: action"]))
+    names = ["plain fine-tuning", "hidden + action", "replay", "EWC", "weight merge"]
+    options = ("--arms", ";".join([*names, "half of the scenes: action"]))
     run_metaworld("run.py", *options)
     text = tables.read_text()
     assert text.startswith("Before.\n\n<!-- pick-act -->\n### pick-place-v3 → door-open-v3")
