@@ -23,9 +23,12 @@ from craftcli.engine.method.losses import (
     top_k_divergence,
 )
 from craftcli.engine.retention.anchors import AnchorBatch, NumberedAnchors
-from craftcli.engine.retention.terms import PROBE_ROWS, evaluation_mode
+from craftcli.engine.retention.terms import evaluation_mode
 from craftcli.policies.base import Features, Policy, PolicyAdapter, PolicyOutput
 from craftcli.policies.pooling import pool
+
+PROBE_ROWS = 1
+"""Anchors that show what a gradient reaches; in evaluation mode one is enough."""
 
 
 class Imitation:

@@ -12,7 +12,10 @@ from craftcli.engine.retention.anchors import NumberedAnchors
 from craftcli.policies.taps import is_recomputing
 
 PROBE_ROWS = 2
-"""Rows that show what a gradient reaches: whether it is 0 does not depend on how many there are."""
+"""Rows that show what a gradient reaches: whether it is 0 does not depend on how many there are.
+
+In training mode a policy that normalises over its batch needs two.
+"""
 
 
 class Term(Protocol):
@@ -32,7 +35,7 @@ class Term(Protocol):
         ...
 
     def probes(self) -> dict[Mode, Tensor]:
-        """For each mode a scalar that depends on everything it compares, on `PROBE_ROWS` anchors.
+        """For each mode a scalar that depends on everything it compares, on one or two anchors.
 
         Its gradient shows what the mode reaches. Unlike that of the loss, it is not 0 at the
         teacher's weights. All probes of a term come from one forward pass.

@@ -10,6 +10,7 @@ from craftcli.choices import Mode
 from craftcli.config.train import TrainConfig
 from craftcli.engine.retention.gradient_reach import (
     GradientReach,
+    _probe,
     describe_downstream,
     describe_little,
     describe_share,
@@ -19,7 +20,6 @@ from craftcli.engine.retention.gradient_reach import (
 )
 from craftcli.engine.retention.imitation import Imitation
 from craftcli.engine.retention.retention import open_retention
-from craftcli.engine.retention.terms import PROBE_ROWS
 from craftcli.errors import EXIT_CHECK_FAILED, CraftError
 from craftcli.policies.lerobot.batches import read_rows
 
@@ -170,7 +170,7 @@ def test_less_than_half_is_a_warning() -> None:
     assert text.startswith("retention holds 30 % of the trained weights: the rest can drift.")
 
 
-def test_one_forward_pass_of_few_rows_serves_all_modes(
+def test_one_forward_pass_of_one_row_serves_all_modes(
     student: Any, cache: Path, new_data: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     features, rows = Imitation.features, []
@@ -181,10 +181,33 @@ def test_one_forward_pass_of_few_rows_serves_all_modes(
 
     monkeypatch.setattr(Imitation, "features", counted)
     reach_of(student, cache, new_data, "hidden+action")
-    assert rows == [{PROBE_ROWS}]
+    assert rows == [{1}]
 
 
-def test_two_rows_show_what_a_whole_batch_shows(
+def test_hidden_states_need_no_backward_pass_where_the_outputs_reach_everything(
+    student: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[bool] = []
+    monkeypatch.setattr(torch.Tensor, "backward", _counting(passes))
+    for mode, expected in (("hidden+action", 1), ("hidden", 1)):
+        passes.clear()
+        terms = open_retention(TrainConfig(mode=mode, anchor_batch_size=4), student, cache).terms
+        _probe(terms, dict(student.policy.named_parameters()))
+        assert len(passes) == expected
+
+
+def _counting(passes: list[bool]) -> Any:
+    """The backward pass of a tensor, noted in a list."""
+    backward = torch.Tensor.backward
+
+    def counted(tensor: torch.Tensor, *arguments: Any, **settings: Any) -> None:
+        passes.append(True)
+        backward(tensor, *arguments, **settings)  # type: ignore[no-untyped-call]
+
+    return counted
+
+
+def test_one_row_shows_what_a_whole_batch_shows(
     student: Any, cache: Path, new_data: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = reach_of(student, cache, new_data)
