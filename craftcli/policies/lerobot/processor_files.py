@@ -15,6 +15,7 @@ from lerobot.utils.constants import (
     POLICY_POSTPROCESSOR_DEFAULT_NAME,
     POLICY_PREPROCESSOR_DEFAULT_NAME,
 )
+from transformers import PreTrainedTokenizerBase
 
 from craftcli.errors import CraftError
 from craftcli.policies.base import PolicyAdapter
@@ -46,7 +47,26 @@ def open_processors(
         postprocessor_overrides=_saved_beside(folder, POLICY_POSTPROCESSOR_DEFAULT_NAME),
     )
     load_lazy_tokenizers(*pair)
+    _check_action_tokenizers(folder, *pair)
     return pair
+
+
+def _check_action_tokenizers(folder: Path, *pipelines: Any) -> None:
+    """Refuse a tokenizer of words where a policy needs one of actions: it fails at the first batch.
+
+    transformers opens the words' tokenizer for any folder that has no processor of its own.
+    """
+    for pipeline in pipelines:
+        for step in pipeline.steps:
+            if isinstance(getattr(step, "action_tokenizer", None), PreTrainedTokenizerBase):
+                name = step.action_tokenizer_name or "the one saved with it"
+                raise CraftError(
+                    f"The policy in {folder} cannot turn actions into tokens.",
+                    why=f"its action tokenizer, {name}, is one of words.",
+                    fix="name a FAST tokenizer (action_tokenizer_name in the policy's config.json, "
+                    "for example lerobot/fast-action-tokenizer), with --trust-remote-code if it "
+                    "brings Python code.",
+                )
 
 
 def _joined(*parts: Overrides) -> Overrides:

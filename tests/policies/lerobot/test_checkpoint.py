@@ -9,7 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from craftcli.demo import configuration_tiny_pi0_fast
 from craftcli.demo.configuration_tiny_pi0_fast import TEACHER_FOLDER
+from craftcli.demo.tokenizers import tokenizer_folders
 from craftcli.errors import CraftError
 from craftcli.policies.lerobot.checkpoint import load_checkpoint
 
@@ -23,6 +25,16 @@ def rewrite_weights(folder: Path, change: Any) -> None:
     weights = load_file(folder / "model.safetensors")
     change(weights)
     save_file(weights, folder / "model.safetensors")
+
+
+def test_a_tokenizer_of_words_is_none_of_actions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers opens it without a word; LeRobot would fail at the first batch."""
+    words, _ = tokenizer_folders(TEACHER_FOLDER)
+    monkeypatch.setattr(configuration_tiny_pi0_fast, "tokenizer_folders", lambda _: (words, words))
+    with pytest.raises(CraftError, match="cannot turn actions into tokens") as caught:
+        load_checkpoint(str(TEACHER_FOLDER), device="cpu")
+    assert caught.value.why == f"its action tokenizer, {words}, is one of words."
+    assert "action_tokenizer_name" in caught.value.fix
 
 
 def test_a_copy_elsewhere_opens_and_finds_its_tokenizers(copied: Path, teacher: Any) -> None:
