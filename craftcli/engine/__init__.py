@@ -8,8 +8,8 @@
   `transfers`: values that the host reads from the device, and inputs that it copies there.
 - `method/`: the mathematics (losses, projection, multiplier, budget).
 - `retention/`: what the student is held to, and how it is opened.
-- `run_folder`, `run_files`, `run_lock`, `summary_file`, `summary`: a run on disk, and who writes
-  what of it.
+- `run_on_disk`: what a run keeps while it trains; `run_folder`, `run_files`, `run_lock`,
+  `summary_file`, `summary`: its folder, and who writes what of it.
 - `checkpoints`, `checkpoint_manifest`, `checkpoint_size`: checkpoints with digests of all they
   need, and how large they are.
 - `dependencies`, `outside`, `outside_files`, `file_digests`: what a run needs outside its folder,

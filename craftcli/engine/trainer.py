@@ -1,11 +1,10 @@
 """The training loop: steps, log lines, checkpoints, and an orderly end."""
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,11 @@ from craftcli.choices import Tracker
 from craftcli.config.train import TrainConfig
 from craftcli.distributed import Processes
 from craftcli.engine.budget_record import BudgetRecord
-from craftcli.engine.checkpoint_manifest import CheckpointManifest
-from craftcli.engine.checkpoints import SaveFailedError, restore, restore_random_state, save
-from craftcli.engine.dependencies import find_dependencies
+from craftcli.engine.checkpoints import SaveFailedError, restore, restore_random_state
 from craftcli.engine.ending import Ending, explained_disk_errors, interruptible, not_finite
 from craftcli.engine.execution import Execution
 from craftcli.engine.failed_step import StepStart
-from craftcli.engine.file_digests import file_digest
 from craftcli.engine.judging import AnchorCount, judge
-from craftcli.engine.kept_checkpoints import point_to_best, remove_older
 from craftcli.engine.method.constraint import Note
 from craftcli.engine.metrics import (
     LogEntry,
@@ -34,26 +29,12 @@ from craftcli.engine.metrics import (
     empty_entry,
     last_entry,
 )
-from craftcli.engine.resuming import (
-    Resumed,
-    changed_error,
-    forget_later,
-    record_steps,
-    require_unmoved,
-    set_later_aside,
-)
-from craftcli.engine.retention.opening import keep_weights, kept_files
+from craftcli.engine.resuming import Resumed
 from craftcli.engine.retention.retention import Retention
 from craftcli.engine.retention.terms import RetentionTerms
-from craftcli.engine.run_folder import (
-    CONFIG_FILE,
-    METRICS_FILE,
-    lock_folder,
-    remove_replaced,
-    run_folder,
-)
+from craftcli.engine.run_folder import METRICS_FILE
+from craftcli.engine.run_on_disk import RunOnDisk, Standing
 from craftcli.engine.step import train_step
-from craftcli.engine.summary import SummaryKeeper, keep_summary
 from craftcli.engine.trackers import RunTracker, TrackedRun, tracking
 from craftcli.engine.verdict import Verdict
 from craftcli.engine.watch import Evaluator, Watch
@@ -136,6 +117,15 @@ class Trainer:
                 terms, policy, config, total_steps=config.steps, execution=self.execution
             )
             self.retention.group_by(self.optimizer)
+        self._disk = RunOnDisk(
+            output,
+            config,
+            student=student,
+            dataset=dataset,
+            retention=self.retention,
+            processes=self.processes,
+            resumed=resumed,
+        )
         self.last_report: StepReport | None = None
         self._dataset = dataset
         self._resumed = resumed
@@ -155,15 +145,11 @@ class Trainer:
             patience=config.patience,
             processes=self.processes,
         )
-        self._best: Path | None = None
         self._window = Window(steps=config.steps, mode=config.mode)
         self._record = BudgetRecord(since=resumed.step if resumed else 0)
         self._froze_downstream, self._free_share = froze_downstream, free_share
         self._tracker_id: str | None = None
-        self._summary: SummaryKeeper | None = None
         self._skipped: int = resumed.state.get("skipped", 0) if resumed else 0
-        self._saved: Path | None = resumed.checkpoint if resumed else None
-        self._manifest = CheckpointManifest(files={})
         self._metrics: MetricsFile | None = None
         self._step_start: StepStart | None = None
         if resumed:
@@ -216,15 +202,14 @@ class Trainer:
         report: StepReport | None = None
         with (
             explained_disk_errors(self.output),
-            self._folder(on_note),
+            self._disk.opened(on_note, best_step=self._watch.best_step),
             closing(MetricsFile(self.output / METRICS_FILE, write=processes.is_first)) as metrics,
             self._tracked() as tracker,
             interruptible() as interrupt,
             self._saved_on_failure(),
         ):
             self._metrics = metrics
-            if processes.is_first:
-                self._summary = self._start_summary()
+            self._disk.start_summary()
             if self._watch.active and not self.steps_done:
                 self._log(self._first_entry(), metrics, tracker, on_log)
             for report in () if self._watch.exhausted else self.steps():
@@ -250,12 +235,12 @@ class Trainer:
                     break
             self._finish(report)
         self.execution.close()
-        if self._saved is None:
+        if self._disk.saved is None:
             raise AssertionError("a run without a step is a resumed one")
         if report and ending.stuck:
-            raise not_finite(report, ending.skipped, self._saved)
+            raise not_finite(report, ending.skipped, self._disk.saved)
         return RunResult(
-            checkpoint=self._saved,
+            checkpoint=self._disk.saved,
             last=entry or last_entry(self.output, steps=config.steps, mode=config.mode),
             interrupted=report is not None
             and report.step < config.steps
@@ -264,7 +249,7 @@ class Trainer:
             skipped=self._skipped,
             was_finished=report is None,
             stopped_early=self._stopped_early,
-            best=self._best,
+            best=self._disk.best,
         )
 
     @property
@@ -310,19 +295,17 @@ class Trainer:
     def _finish(self, report: StepReport | None) -> None:
         """Complete a run that has taken its last step, now or before it was resumed."""
         done = report.step if report else self.steps_done
-        over = done >= self.config.steps or self._watch.exhausted
-        if not over or not self.processes.is_first:
-            return
-        if report is None and self._summary:
-            self._summary.saved(
-                done,
-                skipped=self._skipped,
-                verdict=self._verdict(done),
-                stopped_early=self._stopped_early,
-            )
-        if 2 * self._skipped <= done:
-            # A run that was mostly skipped is no successor of a good one.
-            remove_replaced(self.output)
+        if done >= self.config.steps or self._watch.exhausted:
+            self._disk.finish(self._standing(done))
+
+    def _standing(self, step: int) -> Standing:
+        return Standing(
+            step=step,
+            skipped=self._skipped,
+            verdict=self._verdict(step),
+            stopped_early=self._stopped_early,
+            best_step=self._watch.best_step,
+        )
 
     def _restore(self, resumed: Resumed) -> None:
         restore(
@@ -357,80 +340,6 @@ class Trainer:
         if self._resumed.state["world"] == self.processes.world:
             restore_random_state(self._resumed.checkpoint, self.processes)
         return batches
-
-    @contextmanager
-    def _folder(self, on_note: Callable[[Note], None]) -> Iterator[None]:
-        """The folder of the run, locked by the first process: a new one, or that of --resume."""
-        if not self.processes.is_first:
-            self.processes.wait()
-            yield
-            return
-        with ExitStack() as stack:
-            if self._resumed:
-                unlocked = lock_folder(self.output, stack)
-                self._check_dependencies(self._resumed, on_note)
-                aside = set_later_aside(self._resumed)
-                if aside:
-                    on_note(Note(text=aside))
-                forget_later(self._resumed)
-                record_steps(self._resumed)
-                self._best = point_to_best(self.output, self._watch.best_step)
-                self._manifest = replace(self._manifest, run_files=self._run_files())
-            else:
-                unlocked = stack.enter_context(
-                    run_folder(self.output, self._description, overwrite=self.config.overwrite)
-                )
-                if self.retention:
-                    keep_weights(self.retention.terms, self.output)
-                self._manifest = self._describe_outside()
-                _say_uncovered(self._manifest, on_note)
-            if unlocked:
-                text = f"{self.output} cannot be locked ({unlocked}): start no second run in it."
-                on_note(Note(text=text, is_warning=True))
-            self.processes.wait()
-            yield
-
-    def _check_dependencies(self, resumed: Resumed, on_note: Callable[[Note], None]) -> None:
-        """Refuse to resume with another cache or dataset, unless the user accepts that."""
-        require_unmoved(resumed)
-        before = resumed.manifest()
-        self._manifest = self._describe_outside(before)
-        if before:
-            _say_uncovered(before, on_note)
-        changed = before.changed_dependencies(self._manifest.depends) if before else []
-        if changed and not resumed.accepts_changes:
-            raise changed_error(resumed, "; ".join(changed))
-        for text in changed:
-            on_note(Note(text=f"--accept-changes: {text}.", is_warning=True))
-
-    def _describe_outside(self, before: CheckpointManifest | None = None) -> CheckpointManifest:
-        """The part of every checkpoint's manifest that no step changes.
-
-        `before` is the manifest of the checkpoint that is resumed.
-        """
-        anchors = self.retention.anchors if self.retention else None
-        return CheckpointManifest(
-            files={},
-            run_files=self._run_files(),
-            depends=find_dependencies(
-                self.student, self._dataset, anchors, before=before.depends if before else {}
-            ),
-        )
-
-    def _run_files(self) -> dict[str, str]:
-        """Digests of the files of the run that no step changes."""
-        kept = [self.output / CONFIG_FILE, *kept_files(self.output)]
-        return {file.name: file_digest(file) for file in kept}
-
-    def _start_summary(self) -> SummaryKeeper | None:
-        return keep_summary(
-            self.output,
-            steps=self.config.steps,
-            student=self.student,
-            dataset=self._dataset,
-            anchors=self.retention.anchors if self.retention else None,
-            steps_done=self._resumed.step if self._resumed else None,
-        )
 
     @contextmanager
     def _tracked(self) -> Iterator[RunTracker]:
@@ -470,10 +379,6 @@ class Trainer:
                 exit_code=error.exit_code,
             ) from error
 
-    @property
-    def _description(self) -> str:
-        return json.dumps(self.config.to_json(), indent=2)
-
     def _save(self, step: int) -> Path:
         state = {
             "step": step,
@@ -489,34 +394,12 @@ class Trainer:
             "budget_record": self._record.state_dict(),
             "verdict": self._verdict(step).to_json(),
         }
-        log = self._metrics.mark if self._metrics else None
-        self._saved = save(
-            self.output,
-            step,
+        return self._disk.save(
+            self._standing(step),
+            state=state,
+            log=self._metrics.mark if self._metrics else None,
             pipeline=self._pipeline,
-            student=self.student,
             execution=self.execution,
             optimizer=self.optimizer,
             scheduler=self.scheduler,
-            description=self._description,
-            state=state,
-            manifest=replace(self._manifest, log=log, summary=self._summary is not None),
         )
-        if self._summary:
-            self._summary.saved(
-                step,
-                skipped=self._skipped,
-                verdict=self._verdict(step),
-                stopped_early=self._stopped_early,
-            )
-        if self.processes.is_first:
-            if self._watch.best_step == step:
-                self._best = point_to_best(self.output, step)
-            if self.config.keep_last:
-                remove_older(self.output, keep=self.config.keep_last)
-        return self._saved
-
-
-def _say_uncovered(manifest: CheckpointManifest, on_note: Callable[[Note], None]) -> None:
-    for text in manifest.uncovered():
-        on_note(Note(text=f"--resume does not notice every change of {text}."))
