@@ -5,7 +5,7 @@ cache/          `craft cache build`, `inspect`, `import`, `merge` and `export`
 train           `craft train`
 dryrun          `craft dryrun`
 inspect         `craft inspect`
-eval            `craft eval`
+eval            `craft eval`; evaluation_report: how its result is printed
 compare         `craft compare`
 merge           `craft merge`
 info            `craft info`
