@@ -31,7 +31,9 @@ class TrainConfig(RetentionConfig, PolicyAndData):
     """Settings of `craft train` and `craft dryrun`."""
 
     cache: Path | RemotePath = setting(
-        DEFAULT_CACHE, "Cache with the anchors: a folder or a URL.", panel=RETENTION
+        DEFAULT_CACHE,
+        "Cache with the anchors: a folder or a URL. Without one, see --anchors.",
+        panel=RETENTION,
     )
     anchors: Anchors = setting(
         Anchors.AUTO,
