@@ -58,6 +58,10 @@ ARMS: dict[str, Arm | None] = {
     "plain fine-tuning": Arm(anchors=Anchors.NOTHING, train=PLAIN),
     "hidden + action": Arm(anchors=Anchors.FRAMES, train=HELD),
     "hidden + action, 16 frames a task": Arm(anchors=Anchors.FEW_FRAMES, train=HELD),
+    "hidden + action, 16 frames a task, ε 0.01, 32 anchors a step": Arm(
+        anchors=Anchors.FEW_FRAMES,
+        train=("--mode", "hidden+action", "--anchor-batch-size", "32", "--epsilon-start", "0.01"),
+    ),
     "hidden + action, no old frames": Arm(anchors=Anchors.STATISTICS, train=HELD),
     "replay": Arm(anchors=Anchors.LABELLED, train=REPLAY),
     "EWC, λ 1": Arm(anchors=Anchors.LABELLED, train=(*EWC, "--lambda-init", "1")),

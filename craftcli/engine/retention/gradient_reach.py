@@ -110,15 +110,12 @@ class _Probed:
 
 
 def _probe(terms: RetentionTerms, trainable: Mapping[str, nn.Parameter]) -> _Probed:
-    """Find what each mode reaches; one forward pass for each term, at most one backward a mode."""
+    """Find what each mode reaches; one forward pass for each term, one backward for each mode."""
     retained: frozenset[str] = frozenset()
     held: frozenset[str] = frozenset()
     idle: list[Mode] = []
     for term in terms:
-        # Hidden states come last, because they seldom need their pass.
-        for mode, probe in sorted(term.probes().items(), key=lambda found: found[0] is Mode.HIDDEN):
-            if mode is Mode.HIDDEN and held == trainable.keys() and probe.requires_grad:
-                continue  # others reach all that is trained, and some of it lies before the layers
+        for mode, probe in term.probes().items():
             names = _reached(probe, trainable, keep_graph=True)
             retained |= names
             held |= names if mode is not Mode.HIDDEN else frozenset()

@@ -10,7 +10,6 @@ from craftcli.choices import Mode
 from craftcli.config.train import TrainConfig
 from craftcli.engine.retention.gradient_reach import (
     GradientReach,
-    _probe,
     describe_downstream,
     describe_little,
     describe_share,
@@ -182,29 +181,6 @@ def test_one_forward_pass_of_one_row_serves_all_modes(
     monkeypatch.setattr(Imitation, "features", counted)
     reach_of(student, cache, new_data, "hidden+action")
     assert rows == [{1}]
-
-
-def test_hidden_states_need_no_backward_pass_where_the_outputs_reach_everything(
-    student: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    passes: list[bool] = []
-    monkeypatch.setattr(torch.Tensor, "backward", _counting(passes))
-    for mode, expected in (("hidden+action", 1), ("hidden", 1)):
-        passes.clear()
-        terms = open_retention(TrainConfig(mode=mode, anchor_batch_size=4), student, cache).terms
-        _probe(terms, dict(student.policy.named_parameters()))
-        assert len(passes) == expected
-
-
-def _counting(passes: list[bool]) -> Any:
-    """The backward pass of a tensor, noted in a list."""
-    backward = torch.Tensor.backward
-
-    def counted(tensor: torch.Tensor, *arguments: Any, **settings: Any) -> None:
-        passes.append(True)
-        backward(tensor, *arguments, **settings)
-
-    return counted
 
 
 def test_one_row_shows_what_a_whole_batch_shows(
