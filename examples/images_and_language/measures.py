@@ -21,6 +21,8 @@ IMAGE_TOKENS = 16
 RIDGE = 1e-2
 """Weight of the squared coefficients of a probe, in variances of its inputs."""
 BATCH_SIZE = 64
+FADED = (0.0, 0.3, 0.5, 0.7)
+"""Shares of grey in the colours of blocks that no policy has seen so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,26 @@ class Later:
     successes: dict[str, int]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recoloured:
+    """Successes by colour where all blocks are faded towards the grey of the table."""
+
+    episodes: int
+    """Of each colour."""
+    successes: dict[str, dict[str, int]]
+    """By the share of grey; with 0, the colours are those of the data."""
+
+
+def recoloured(policy: Path, *, episodes: int, tuning: bool) -> Recoloured:
+    """Roll a policy out among blocks that are more and more faded."""
+    actor = load_checkpoint(str(policy), device="cpu")
+    found = {
+        f"{faded:g}": successes(actor, (*OLD, NEW), episodes=episodes, tuning=tuning, faded=faded)
+        for faded in FADED
+    }
+    return Recoloured(episodes=episodes, successes=found)
+
+
 def measure(policy: Path, data: Path, *, episodes: int, tuning: bool) -> Measured:
     """Roll a policy out in all scenes, and probe it on frames of a dataset."""
     actor = load_checkpoint(str(policy), device="cpu")
@@ -64,12 +86,13 @@ def successes(
     *,
     episodes: int,
     tuning: bool,
+    faded: float = 0.0,
 ) -> dict[str, int]:
     """In how many episodes the hand reaches the block of each colour."""
     first = FIRST_SEED if tuning else REPORTED_EPISODES
     found = {}
     for colour in colours:
-        world = environment(colour, wordings)
+        world = environment(colour, wordings, faded=faded)
         rolled = rollout(actor, world, episodes=episodes, seed=first, batch_size=episodes)
         found[colour] = sum(episode.success for episode in rolled.episodes)
     return found

@@ -7,12 +7,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from measures import Later, Measured
+from measures import Later, Measured, Recoloured
 from table import NEW, OLD
 
 from craftcli.compare.estimates import Rate, success_over_seeds
 
-LATER_FILE, TABLES_FILE = "later.json", "tables.md"
+LATER_FILE, RECOLOURED_FILE, TABLES_FILE = "later.json", "recoloured.json", "tables.md"
 _COLUMNS = (
     "old, wordings of the data",
     "old, unheard wording",
@@ -20,6 +20,8 @@ _COLUMNS = (
     "new, unheard wording",
     "probe: old blocks, R²",
 )
+
+_BY = "successes"
 
 type Figures = dict[str, dict[str, Any]]
 """By arm, then by seed."""
@@ -31,6 +33,7 @@ class Report:
     def __init__(self, file: Path, arms: Sequence[str]) -> None:
         self._file, self._arms = file, ("teacher", *arms)
         self._measured, self._later = _read(file), _read(file.with_name(LATER_FILE))
+        self._recoloured = _read(file.with_name(RECOLOURED_FILE))
 
     def has(self, arm: str, seed: str) -> bool:
         """Whether an arm was measured with a seed."""
@@ -50,9 +53,18 @@ class Report:
         self._later.setdefault(arm, {})[str(seed)] = asdict(found)
         self._write(self._file.with_name(LATER_FILE), self._later)
 
+    def has_recoloured(self, arm: str, seed: str) -> bool:
+        """Whether an arm was measured among faded blocks with a seed."""
+        return seed in self._recoloured.get(arm, {})
+
+    def add_recoloured(self, arm: str, seed: str, found: Recoloured) -> None:
+        """The same among faded blocks."""
+        self._recoloured.setdefault(arm, {})[seed] = asdict(found)
+        self._write(self._file.with_name(RECOLOURED_FILE), self._recoloured)
+
     def _write(self, file: Path, figures: Figures) -> None:
         file.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
-        text = tables(self._measured, self._later, self._arms)
+        text = tables(self._measured, self._later, self._recoloured, self._arms)
         self._file.with_name(TABLES_FILE).write_text(text, "utf-8")
 
 
@@ -61,14 +73,16 @@ def _read(file: Path) -> Figures:
     return figures
 
 
-def tables(measured: Figures, later: Figures, arms: Sequence[str]) -> str:
-    """What is reported, what is learned afterwards, and what settings were chosen by."""
+def tables(measured: Figures, later: Figures, recoloured: Figures, arms: Sequence[str]) -> str:
+    """What is reported, what comes afterwards, and what settings were chosen by."""
     reported, tuning = _split(measured, "tuning")
     afterwards, _ = _split(later, "0")
+    faded, _ = _split(recoloured, "tuning")
     parts = ["# Figures of run.py"]
     for title, figures, columns, cells in (
         ("Reported", reported, _COLUMNS, _cells),
         ("A third task, learned afterwards", afterwards, _later_columns(later), _later_cells),
+        ("Blocks faded towards grey", faded, _faded_columns(faded), _faded_cells),
         ("Seed and episodes for tuning", tuning, _COLUMNS, _cells),
     ):
         rows = [
@@ -110,6 +124,22 @@ def _later_columns(later: Figures) -> list[str]:
 def _later_cells(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     steps = sorted(runs[0]["successes"], key=int)
     return [_estimate((run["successes"][step], run["episodes"]) for run in runs) for step in steps]
+
+
+def _faded_columns(recoloured: Figures) -> list[str]:
+    shares = {share for own in recoloured.values() for run in own.values() for share in run[_BY]}
+    return [f"{kind}, {float(s):.0%} grey" for kind in ("old", "new") for s in sorted(shares)]
+
+
+def _faded_cells(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        _estimate(
+            (sum(run[_BY][share][colour] for colour in colours), run["episodes"] * len(colours))
+            for run in runs
+        )
+        for colours in (OLD, (NEW,))
+        for share in sorted(runs[0][_BY])
+    ]
 
 
 def _estimate(counts: Iterable[tuple[int, int]]) -> str:

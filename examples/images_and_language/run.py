@@ -26,7 +26,7 @@ from craftcli.cli.quiet import quiet_libraries
 
 quiet_libraries(debug=False)
 
-from measures import Later, Measured, measure, successes
+from measures import Later, Measured, Recoloured, measure, recoloured, successes
 from report import Report
 from table import LATER, NEW, OLD, WORDINGS, write_dataset
 from teacher import train_teacher
@@ -91,6 +91,8 @@ class Arm:
     cache: tuple[str, ...] = ()
     later: bool = False
     """Whether a third task is learned afterwards, plainly: was more kept than the skill?"""
+    recoloured: bool = False
+    """Whether it is measured among faded blocks: does the kept skill reach further?"""
 
 
 def arms(effort: Effort) -> dict[str, Arm]:
@@ -99,11 +101,13 @@ def arms(effort: Effort) -> dict[str, Arm]:
     augment, draws = ("--augment", str(effort.variations)), ("--draws", "4")
     replay = ("--mode", "replay", "--lambda-lr", "0", "--surgery", "none")
     return {
-        "plain fine-tuning": Arm(train=("--mode", "none"), later=True),
-        f"hidden + action, {frames} frames (default)": Arm(train=(), frames=frames, later=True),
+        "plain fine-tuning": Arm(train=("--mode", "none"), later=True, recoloured=True),
+        f"hidden + action, {frames} frames (default)": Arm(
+            train=(), frames=frames, later=True, recoloured=True
+        ),
         "no old data: old instructions on new images": Arm(train=("--old-tasks", "OLD_TASKS")),
-        f"hidden + action, {few} frames": Arm(train=(), frames=few),
-        f"action, {few} frames": Arm(train=("--mode", "action"), frames=few),
+        f"hidden + action, {few} frames": Arm(train=(), frames=few, recoloured=True),
+        f"action, {few} frames": Arm(train=("--mode", "action"), frames=few, recoloured=True),
         f"hidden, {few} frames": Arm(train=("--mode", "hidden"), frames=few),
         f"replay, {few} frames": Arm(train=replay, frames=few),
         f"hidden + action, {few} frames of 4 draws": Arm(train=(), frames=few, cache=draws),
@@ -111,9 +115,13 @@ def arms(effort: Effort) -> dict[str, Arm]:
             train=("--mode", "action"), frames=few, cache=draws
         ),
         f"hidden + action, {few} frames and variations": Arm(train=(), frames=few, cache=augment),
-        f"action, {frames} frames": Arm(train=("--mode", "action"), frames=frames, later=True),
-        f"hidden, {frames} frames": Arm(train=("--mode", "hidden"), frames=frames, later=True),
-        f"replay, {frames} frames": Arm(train=replay, frames=frames),
+        f"action, {frames} frames": Arm(
+            train=("--mode", "action"), frames=frames, later=True, recoloured=True
+        ),
+        f"hidden, {frames} frames": Arm(
+            train=("--mode", "hidden"), frames=frames, later=True, recoloured=True
+        ),
+        f"replay, {frames} frames": Arm(train=replay, frames=frames, recoloured=True),
     }
 
 
@@ -143,6 +151,10 @@ class Bench:
     def measure(self, policy: Path, *, tuning: bool) -> Measured:
         """Success and what a probe reads from its hidden states."""
         return measure(policy, self._probe, episodes=self._effort.rollouts, tuning=tuning)
+
+    def measure_recoloured(self, policy: Path, *, tuning: bool) -> Recoloured:
+        """Success among blocks of colours that were never seen."""
+        return recoloured(policy, episodes=self._effort.rollouts, tuning=tuning)
 
     def learn(self, name: str, arm: Arm, seed: int) -> Path:
         """Fine-tune the teacher in one way; a finished run is kept."""
@@ -210,6 +222,25 @@ def craft(*arguments: object) -> None:
         raise typer.Exit(code)
 
 
+def measure_missing(bench: Bench, report: Report, name: str, arm: Arm | None, seed: int) -> None:
+    """Measure what the report lacks of an arm and a seed; without an arm, of the teacher."""
+    tuning = seed == TUNING_SEED
+    own = "tuning" if tuning else (str(seed) if arm else "reported")
+    is_missing = not report.has(name, own)
+    lacks_later = (arm is None or arm.later) and not report.has_later(name, seed)
+    lacks_recoloured = (arm is None or arm.recoloured) and not report.has_recoloured(name, own)
+    if not (is_missing or lacks_later or lacks_recoloured):
+        return
+    policy = bench.learn(name, arm, seed) if arm else bench.teacher
+    if is_missing:
+        report.add(name, own, bench.measure(policy, tuning=tuning))
+    if lacks_recoloured:
+        report.add_recoloured(name, own, bench.measure_recoloured(policy, tuning=tuning))
+    if lacks_later:
+        report.add_later(name, seed, bench.learn_later(name, policy, seed))
+    typer.echo(f"{name}, seed {seed}: measured")
+
+
 def main(
     work: Annotated[Path, typer.Option(help="Where data, runs and caches go.")] = WORK,
     seeds: Annotated[str, typer.Option(help="Runs of every arm; 0 is for tuning.")] = "1,2,3",
@@ -234,19 +265,8 @@ def main(
         raise typer.BadParameter(f"no such arm: {'; '.join(sorted(unknown))}")
     report = Report(results, list(every))
     for seed in map(int, seeds.split(",")):
-        tuning = seed == TUNING_SEED
         for name in (TEACHER, *chosen):
-            arm = every.get(name)
-            own = "tuning" if tuning else (str(seed) if arm else "reported")
-            learns_later = (arm is None or arm.later) and not report.has_later(name, seed)
-            if report.has(name, own) and not learns_later:
-                continue
-            policy = bench.learn(name, arm, seed) if arm else bench.teacher
-            if not report.has(name, own):
-                report.add(name, own, bench.measure(policy, tuning=tuning))
-            if learns_later:
-                report.add_later(name, seed, bench.learn_later(name, policy, seed))
-            typer.echo(f"{name}, seed {seed}: measured")
+            measure_missing(bench, report, name, every.get(name), seed)
 
 
 if __name__ == "__main__":

@@ -106,12 +106,13 @@ def expert_chunk(scene: Scene, colour: str, length: int) -> NDArray[np.float32]:
 _Y, _X = np.mgrid[:PX, :PX] + 0.5
 
 
-def render(scene: Scene) -> NDArray[np.uint8]:
-    """What the camera sees, [48, 48, 3] uint8."""
+def render(scene: Scene, *, faded: float = 0.0) -> NDArray[np.uint8]:
+    """What the camera sees, [48, 48, 3] uint8; blocks may be faded towards the table's grey."""
     image = np.full((PX, PX, 3), GREY, dtype=np.uint8)
     for colour, (x, y) in scene.blocks.items():
         half = BLOCK_PX / 2
-        image[(abs(_X - x * PX) < half) & (abs(_Y - y * PX) < half)] = COLOURS[colour]
+        paint = (1 - faded) * np.array(COLOURS[colour]) + faded * GREY
+        image[(abs(_X - x * PX) < half) & (abs(_Y - y * PX) < half)] = paint.round()
     radius = np.hypot(_X - scene.hand[0] * PX, _Y - scene.hand[1] * PX)
     image[(radius < 4.5) & (radius > 1.8)] = WHITE
     return image
@@ -120,8 +121,8 @@ def render(scene: Scene) -> NDArray[np.uint8]:
 class TableSimulation:
     """The table with one instruction."""
 
-    def __init__(self, colour: str, wordings: Sequence[str]) -> None:
-        self._colour, self._wordings = colour, wordings
+    def __init__(self, colour: str, wordings: Sequence[str], *, faded: float = 0.0) -> None:
+        self._colour, self._wordings, self._faded = colour, wordings, faded
 
     def reset(self, seed: int) -> StepResult:
         """Draw the scene and the wording of that seed."""
@@ -142,7 +143,7 @@ class TableSimulation:
     def _result(self) -> StepResult:
         success = self._scene.touches(self._colour)
         seen = {
-            CAMERA: render(self._scene),
+            CAMERA: render(self._scene, faded=self._faded),
             STATE: self._scene.hand.astype(np.float32),
             "task": self._task,
         }
@@ -150,9 +151,11 @@ class TableSimulation:
         return StepResult(observation=seen, success=success, over=over)
 
 
-def environment(colour: str, wordings: Sequence[str] = WORDINGS) -> Environment:
+def environment(
+    colour: str, wordings: Sequence[str] = WORDINGS, *, faded: float = 0.0
+) -> Environment:
     """The table as `rollout` takes it."""
-    make = partial(TableSimulation, colour, wordings)
+    make = partial(TableSimulation, colour, wordings, faded=faded)
     return Environment(name=f"table:{colour}", make=make, max_steps=EPISODE_STEPS)
 
 

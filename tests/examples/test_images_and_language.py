@@ -41,8 +41,15 @@ def test_quick_goes_from_teacher_to_table(
     later = json.loads((tmp_path / "later.json").read_text())
     assert list(later) == ["teacher", arms[0]]
     assert list(later["teacher"]["1"]["successes"]) == ["1", "2"]
+    recoloured = json.loads((tmp_path / "recoloured.json").read_text())
+    assert list(recoloured) == ["teacher", arms[0]]
+    for (measured,) in (runs.values() for runs in recoloured.values()):
+        assert list(measured["successes"]) == ["0", "0.3", "0.5", "0.7"]
+        # Nothing is faded, and the episodes are the same.
+        assert measured["successes"]["0"].keys() == {"red", "green", "yellow", "blue"}
+    assert recoloured[arms[0]]["1"]["successes"]["0"] == found[arms[0]]["1"]["heard"]
     tables = (tmp_path / "tables.md").read_text()
-    assert tables.count("| plain fine-tuning | 1 |") == 2
+    assert tables.count("| plain fine-tuning | 1 |") == 3
     assert "| after 1 steps | after 2 steps |" in tables
     assert "$ craft" not in run()  # nothing is done again
     assert json.loads(results.read_text()) == found
@@ -62,6 +69,20 @@ def test_the_expert_touches_every_block(monkeypatch: pytest.MonkeyPatch) -> None
                 own, result = own.moved(action), world.step(action)
             assert result.success
             assert own.touches(colour)
+
+
+def test_faded_blocks_keep_their_hue_and_the_hand_its_white(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    table = importlib.import_module("table")
+    scene = table.sample_scene(np.random.default_rng(0))
+    seen = {
+        tuple(pixel)
+        for faded in (0.0, 0.5)
+        for pixel in table.render(scene, faded=faded).reshape(-1, 3).tolist()
+    }
+    assert {(255, 0, 0), (192, 64, 64), (255, 255, 255), (128, 128, 128)} <= seen
 
 
 def test_a_probe_reads_what_is_there_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
