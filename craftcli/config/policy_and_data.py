@@ -69,7 +69,7 @@ class PolicyAndData(Settings):
         Stats.WIDEN,
         "Statistics that normalise the data. widen: the policy's own, and the dataset's for "
         "features that the policy's lack and numbers that stood still in them. teacher: only the "
-        "policy's own. dataset: the dataset's; the anchors of a run keep the teacher's.",
+        "policy's own. dataset: the dataset's; anchors that a run makes follow widen.",
         panel=PANEL,
     )
     trust_remote_code: bool = setting(

@@ -211,9 +211,9 @@ class TrainConfig(RetentionConfig, PolicyAndData):
     )
     eval_every: int = setting(
         0,
-        "Steps between measurements of the policy: the retention loss on held-out anchors, the "
-        "loss on new data, and success in --eval-env. 0 measures nothing. Measuring does "
-        "not change the weights.",
+        "Steps between measurements of the policy: the retention loss on anchors (held-out "
+        "ones with --held-out-share), the loss on new data, and success in --eval-env. 0 measures "
+        "nothing. Measuring does not change the weights.",
         low=0,
         panel=_MEASURING,
         effect=Effect.COMPUTING,
