@@ -21,6 +21,7 @@ from craftcli.cli.train import (
     open_training_evaluator,
     resolved_retention,
 )
+from craftcli.config.retention import DEFAULT_EPSILON
 from craftcli.config.settings import Source
 from craftcli.config.train import TrainConfig
 from craftcli.config.unused import unused_in_training
@@ -65,7 +66,9 @@ def dryrun(source: Source[TrainConfig], output: Output) -> None:
     """Check, step and measure in a temporary folder."""
     note_demo(source.settings.is_demo, output)
     output.say("1. ✓ Configuration is valid")
-    resolved = resolved_retention(source.settings)
+    # The default of a user's policy is known when it is open.
+    epsilon = DEFAULT_EPSILON if source.settings.is_demo else None
+    resolved = resolved_retention(source.settings, epsilon)
     show_settings("", source.settings, source.origin, output, resolved=resolved)
     settings = {
         name: {"value": value, "source": source.origin[name]}

@@ -273,7 +273,10 @@ def _run(
         output.note(f"Saved to {file}")
     if plot is not None and result.drift is not None:
         drifts = [(subject.checkpoint.source, result.drift)]
-        plot_drift(drifts, plot, epsilon=_comparable_budget(subject.config))
+        budget = (
+            None if subject.checkpoint.adapter.weighs_rows else _comparable_budget(subject.config)
+        )
+        plot_drift(drifts, plot, epsilon=budget)
         output.note(f"Drew {plot}")
     if subject.run is not None:
         output.next(after_eval(subject.run))
@@ -286,7 +289,7 @@ def _comparable_budget(config: "TrainConfig | None") -> float | None:
     """The last ε of a run, if it is a share of the teacher's variance as drift is."""
     if config is None or not (config.retains and config.scale_known):
         return None
-    return None if config.schedule is Schedule.AUTO else config.budget[1]
+    return None if config.schedule is Schedule.AUTO else config.budget()[1]
 
 
 def _plan(

@@ -114,8 +114,11 @@ def note_demo(is_demo: bool, output: Output) -> None:
         output.note("Using the built-in demo: its policy and the data of its new task.")
 
 
-def resolved_retention(config: TrainConfig) -> dict[str, Any]:
-    """The budget and the number of anchors that follow from the settings, by setting."""
+def resolved_retention(config: TrainConfig, default_epsilon: float | None) -> dict[str, Any]:
+    """The budget and the number of anchors that follow from the settings, by setting.
+
+    `default_epsilon` is the budget of a run that names none; None if that is not known yet.
+    """
     if not config.retains:
         return {}
     anchors = {}
@@ -123,7 +126,9 @@ def resolved_retention(config: TrainConfig) -> dict[str, Any]:
         anchors = {"anchor_batch_size": config.anchor_batch_size}
     if config.schedule is Schedule.AUTO:
         return {**anchors, "epsilon_schedule": config.schedule}
-    return {**anchors, "epsilon_start": config.budget[0]}
+    if config.epsilon_start is None and default_epsilon is None:
+        return anchors
+    return {**anchors, "epsilon_start": config.budget(default_epsilon or 0.0)[0]}
 
 
 def _run(opened: "OpenedRun", source: Source[TrainConfig], output: Output) -> "RunResult":
@@ -210,7 +215,8 @@ def _announce(opened: "OpenedRun", source: Source[TrainConfig], output: Output) 
     origin = dict.fromkeys(source.origin, "run") if opened.resumed else dict(source.origin)
     if opened.own_anchors:
         origin["cache"] = "made"
-    resolved = {"output": opened.output, "lr": f"{opened.peak_lr:g}", **resolved_retention(config)}
+    retention = resolved_retention(config, opened.terms.default_epsilon) if opened.terms else {}
+    resolved = {"output": opened.output, "lr": f"{opened.peak_lr:g}", **retention}
     show_settings("Configuration", config, origin, output, resolved=resolved)
     output.say(f"Retention mode: {config.mode}")
     if len(config.datasets) > 1:

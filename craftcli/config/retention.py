@@ -142,7 +142,8 @@ class RetentionConfig(Settings):
         None,
         "Budget ε for L_ret, or its first value under a schedule. Lower it to retain more, raise "
         "it to learn more. Default: 0.02 where the loss is a share of the teacher's variance or "
-        "a divergence of tokens; found in the first steps for other losses.",
+        "a divergence of tokens (0.001 for a diffusion policy); found in the first steps for other "
+        "losses.",
         low=0,
         aliases=("--epsilon",),
         panel=_BUDGET,
@@ -177,7 +178,7 @@ class RetentionConfig(Settings):
             found.append("--epsilon-start is not used by --epsilon-schedule auto")
         if moves and self.epsilon_start is None and not self.scale_known:
             found.append(f"--epsilon-schedule {self.epsilon_schedule} needs --epsilon-start here")
-        if self.schedule is Schedule.EXPONENTIAL and 0 in self.budget:
+        if self.schedule is Schedule.EXPONENTIAL and 0 in self.budget():
             found.append("an exponential schedule needs --epsilon-start and --epsilon-end above 0")
         return found
 
@@ -215,8 +216,7 @@ class RetentionConfig(Settings):
         known = self.scale_known or self.epsilon_start is not None
         return Schedule.CONSTANT if known else Schedule.AUTO
 
-    @property
-    def budget(self) -> tuple[float, float]:
-        """ε at the start and at the end."""
-        start = DEFAULT_EPSILON if self.epsilon_start is None else self.epsilon_start
+    def budget(self, default_epsilon: float = DEFAULT_EPSILON) -> tuple[float, float]:
+        """ε at the start and at the end, where the policy's family has this default."""
+        start = default_epsilon if self.epsilon_start is None else self.epsilon_start
         return start, start if self.epsilon_end is None else self.epsilon_end

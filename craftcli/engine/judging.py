@@ -164,7 +164,7 @@ def _times(ratio: float) -> str:
 def _unknown(record: BudgetRecord, config: TrainConfig) -> str:
     if record.turns:
         return f"Too few retention steps to judge the budget: {record.turns}."
-    if 0 in config.budget:
+    if 0 in config.budget():
         return "There is no budget to judge by: ε is 0. craft eval measures what was kept."
     return "There is no budget to judge by: no ε was found in so few steps."
 

@@ -277,7 +277,15 @@ def open_run_terms(run: OpenedRun, cache: Location) -> OpenedRun:
     if run.config.asks_teacher:
         plan = functools.partial(_plan_anchors, run)
         live = open_live_anchors(run.config, run.student.as_teacher(), plan, resumed=folder)
-    terms = open_terms(run.config, run.student, cache, resumed=folder, live=live)
+    terms = open_terms(
+        run.config,
+        run.student,
+        cache,
+        resumed=folder,
+        live=live,
+        # Missing in runs of earlier versions, which go on as they began.
+        weighs_rows=run.resumed.state.get("weighs_rows", False) if run.resumed else True,
+    )
     anchors, config = terms.anchors, run.config
     if anchors is not None:
         # A run records how many anchors a step has: the default may change.

@@ -391,6 +391,7 @@ class Trainer:
             "skipped": self._skipped,
             "watch": self._watch.state_dict(),
             "froze_downstream": self._froze_downstream,
+            "weighs_rows": self.retention is None or self.retention.terms.weighs_rows,
             "budget_record": self._record.state_dict(),
             "verdict": self._verdict(step).to_json(),
         }

@@ -123,7 +123,8 @@ def rerun_teacher(
 def _check_row(reader: CacheReader, imitation: Imitation, row: int, batch: AnchorBatch) -> RowCheck:
     manifest = reader.manifest
     drifts: dict[str, float] = {}
-    for mode, loss in imitation.compare(imitation.features(batch), batch, LossKind.NMSE).items():
+    found = imitation.compare(imitation.features(batch), batch, LossKind.NMSE, weighted=False)
+    for mode, loss in found.items():
         for part, value in (loss.per_layer or {mode.value: loss.total}).items():
             drifts[part] = _nan_to_infinity(value.item())
     worst = max(drifts, key=lambda part: drifts[part])

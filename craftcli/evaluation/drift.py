@@ -107,7 +107,7 @@ class _Sums:
         self._rows += rows
         for mode, found in self._imitation.compare(features, batch, self._loss).items():
             self._l_ret[mode] += rows * found.total.item()
-        relative = self._imitation.compare(features, batch, LossKind.NMSE)
+        relative = self._imitation.compare(features, batch, LossKind.NMSE, weighted=False)
         if Mode.ACTION in relative:
             self._action += rows * relative[Mode.ACTION].total.item()
         if Mode.HIDDEN not in relative:

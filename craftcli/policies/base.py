@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from craftcli.choices import Layout, OutputKind, Pooling
-from craftcli.config.retention import SAMPLES_PER_ANCHOR
+from craftcli.config.retention import DEFAULT_EPSILON, SAMPLES_PER_ANCHOR
 from craftcli.errors import EXIT_USAGE, CraftError
 from craftcli.policies.layer_paths import is_path, layers_at
 from craftcli.policies.pooling import TokenMasks
@@ -134,6 +134,8 @@ class PolicyAdapter(ABC):
     """By default a step has one anchor for so many samples of the task."""
     draws_per_frame: ClassVar[int] = 1
     """How often a run that makes its own anchors stores each old frame, with another noise."""
+    weighs_rows: ClassVar[bool] = False
+    """Whether `row_weights` weighs anchors: L_ret then is no mere share of the variance."""
     statistics_expectation: ClassVar[str | None] = None
     """How well states drawn from statistics hold this family, if not as well as the others."""
     reported_parts: ClassVar[tuple[str, ...]] = ()
@@ -178,6 +180,18 @@ class PolicyAdapter(ABC):
         dataset's actions by those that the policy itself predicts, so that no label is used.
         """
         return batch
+
+    def row_weights(self, policy: Policy, inputs: Mapping[str, Tensor]) -> Tensor | None:
+        """[B]: how much an error on each anchor counts in L_ret; None if all count alike.
+
+        `inputs` are those that `features` reads. Weights are 1 on average over what the policy
+        draws, so that L_ret remains a mean.
+        """
+        return None
+
+    def epsilon_of(self, stack: str) -> float:
+        """The default budget while this stack is held, as a share of the teacher's variance."""
+        return DEFAULT_EPSILON
 
     def labels(self, batch: Batch) -> Tensor:
         """[B, S]: the token id that each output position should predict, -100 for none."""

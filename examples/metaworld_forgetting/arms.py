@@ -69,6 +69,7 @@ def fitted(
                     cache["augment"] = min(3, cache["augment"])
             if "steps" in train:
                 train["steps"] = min(steps or family.short_steps, family.short_steps)
+                train["lr"] = family.short_lr
             for name, value in (("old_env", environments), ("old_dataset", str(old))):
                 if name in train:
                     train[name] = value

@@ -80,7 +80,6 @@ class Extent:
     """Of the teacher's training: steps and learning rate; None for the family's own."""
     steps: int | None = None
     """Of fine-tuning; None for the family's own."""
-    lr: float = 1e-3
     anchors: int | None = None
     """None for the family's own."""
     held_out: int = 256
@@ -157,7 +156,7 @@ class Bench:
                 "dataset": str(new),
                 "steps": extent.steps or kind.steps,
                 "batch_size": 32,
-                "lr": extent.lr,
+                "lr": kind.lr,
                 "lr_schedule": "cosine",
                 "save_every": 0,
             },

@@ -103,7 +103,7 @@ def main(
         first=teacher,
         measure=partial(measured, extent),
         steps=extent.steps or STEPS,
-        lr=extent.lr,
+        lr=FAMILIES[FAMILY].lr,
         frames=(extent.anchors or FAMILIES[FAMILY].anchors) // (len(TASKS) - 1),
         quick=quick,
     )

@@ -24,6 +24,8 @@ from tiny.xvla import XVLA
 from typer.testing import CliRunner
 
 from craftcli.cli.app import app
+from craftcli.config.retention import DEFAULT_EPSILON
+from craftcli.policies.families.diffusion import DiffusionAdapter
 
 FAMILIES = (SMOLVLA, PI05, ACT, DIFFUSION, PI0_FAST, PI0, XVLA, FLOWED, VQBET, MOLMOACT2)
 SAMPLES, STEPS = 6, 3
@@ -94,6 +96,35 @@ def test_build_train_and_eval(
     assert asked["left_out"] == []
     assert action["kind"] == "chunk_nmse"
     assert 0 <= action["value"] < math.inf
+
+
+def test_a_diffusion_policy_has_a_budget_of_its_own_and_an_earlier_run_keeps_the_common_one(
+    data: tuple[Path, Path], tmp_path: Path, craft: Callable[..., Any]
+) -> None:
+    old, new = data
+    policy = DIFFUSION.make(tmp_path / "policy")
+    build(policy, old, tmp_path / "both.zarr", "hidden+action")
+    training = ("--policy", policy, "--dataset", new, "--cache", "both.zarr", "--steps", "2")
+    own, common = DiffusionAdapter().epsilon_of("up"), DEFAULT_EPSILON
+    begun = craft("train", *training, *SMALL, "--anchor-batch-size", "2", "--output", "run")
+    assert f"epsilon-start  {own}" in re.sub(" +", "  ", begun.stdout)
+    given = run("train", *training, "--epsilon-start", "0.3", "--output", "given")
+    assert given["last"]["epsilon"] == 0.3
+
+    last = Path("run/checkpoints/last")
+    state = json.loads((last / "craft_state.json").read_text())
+    assert state.pop("weighs_rows") is True
+    again = ("train", "--resume", "run", "--steps")
+    resumed = CliRunner().invoke(app, [*again, "3", "--json"], catch_exceptions=False)
+    assert json.loads(resumed.stdout)["last"]["epsilon"] == own
+    # A run of an earlier version says nothing of weights, and its checkpoint has no digests.
+    state = json.loads((last / "craft_state.json").read_text())
+    del state["weighs_rows"]
+    (last / "craft_state.json").write_text(json.dumps(state))
+    (last / "craft_manifest.json").unlink()
+    for steps in ("4", "5"):
+        resumed = CliRunner().invoke(app, [*again, steps, "--json"], catch_exceptions=False)
+        assert json.loads(resumed.stdout)["last"]["epsilon"] == common
 
 
 @pytest.mark.parametrize(("mode", "code"), [("hidden", 3), ("hidden+action", 0)])

@@ -33,6 +33,7 @@ def retention_loss(
     mask: Tensor,
     kind: LossKind,
     variances: Mapping[str, Tensor | float],
+    weights: Tensor | None = None,
 ) -> RetentionLoss:
     """The mean of `layer_loss` over layers of vectors [B, V, D] with one mask [B, V].
 
@@ -42,7 +43,7 @@ def retention_loss(
     if kind is LossKind.NMSE:
         _check_layers(student, variances, "variances")
     losses = {
-        name: layer_loss(vectors, teacher[name], mask, kind, variances.get(name))
+        name: layer_loss(vectors, teacher[name], mask, kind, variances.get(name), weights)
         for name, vectors in student.items()
     }
     total = torch.stack(list(losses.values())).mean()
@@ -55,13 +56,14 @@ def layer_loss(
     mask: Tensor,
     kind: LossKind,
     variance: Tensor | float | None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """The distance of vectors [B, V, D] where mask [B, V] is True.
 
     A row counts with the mean over its valid vectors, and with 0 if it has none: the loss of a
     batch is then the mean of the losses of its parts. nmse divides by `variance`, the mean variance
     of the teacher's features, one or one for each row [B]: 0.02 means that the vectors moved by
-    2 % of it.
+    2 % of it. `weights` [B] say how much each row counts; without them all count alike.
     """
     if student.shape != teacher.shape or mask.shape != student.shape[:-1]:
         raise ValueError(
@@ -75,14 +77,15 @@ def layer_loss(
     theirs = torch.where(valid, teacher.float(), 0.0)
     match kind:
         case LossKind.MSE:
-            return row_mean((ours - theirs).square().mean(-1), mask)
+            errors = _row_means((ours - theirs).square().mean(-1), mask)
         case LossKind.NMSE:
             errors = _row_means((ours - theirs).square().mean(-1), mask)
-            return (errors / _checked_variance(variance, len(errors))).mean()
+            errors = errors / _checked_variance(variance, len(errors))
         case LossKind.L1:
-            return row_mean((ours - theirs).abs().mean(-1), mask)
+            errors = _row_means((ours - theirs).abs().mean(-1), mask)
         case LossKind.COSINE:
-            return row_mean(1.0 - _cosine(ours, theirs), mask)
+            errors = _row_means(1.0 - _cosine(ours, theirs), mask)
+    return (errors if weights is None else weights * errors).mean()
 
 
 def row_mean(values: Tensor, mask: Tensor) -> Tensor:

@@ -43,13 +43,16 @@ class Imitation:
         *,
         loss: LossKind,
         stride: int = 1,
+        weighs_rows: bool = True,
     ) -> None:
+        """`weighs_rows` counts rows by `PolicyAdapter.row_weights`, and all alike otherwise."""
         self.modes = tuple(modes)
         self.anchors = anchors
         self.loss = loss
         self._policy = policy
         self._adapter = adapter
         self._stride = stride
+        self._weighs_rows = weighs_rows
         self._request = feature_request(anchors.manifest, [Kind(mode) for mode in self.modes])
 
     def losses(self, number: int, *, loss: LossKind | None = None) -> dict[Mode, RetentionLoss]:
@@ -64,15 +67,21 @@ class Imitation:
         return self.compare(self.features(batch), batch, self.loss)
 
     def compare(
-        self, features: Features, batch: AnchorBatch, kind: LossKind
+        self, features: Features, batch: AnchorBatch, kind: LossKind, *, weighted: bool = True
     ) -> dict[Mode, RetentionLoss]:
-        """The loss of each mode, from the student's features on a batch."""
+        """The loss of each mode, from the student's features on a batch.
+
+        `weighted` is False where all rows count alike, whatever the run's own loss does.
+        """
+        weights = None
+        if weighted and self._weighs_rows:
+            weights = self._adapter.row_weights(self._policy, batch.inputs)
         found = {}
         if Mode.HIDDEN in self.modes:
-            found[Mode.HIDDEN] = self._hidden(features, batch, kind)
+            found[Mode.HIDDEN] = self._hidden(features, batch, kind, weights)
         if features.output is not None:
             if Mode.ACTION in self.modes:
-                action = self._action(features.output, batch, kind)
+                action = self._action(features.output, batch, kind, weights)
                 found[Mode.ACTION] = RetentionLoss(action, {})
             if Mode.TOKEN_CE in self.modes:
                 tokens = token_cross_entropy(features.output.values, batch.outputs[LABELS])
@@ -111,17 +120,23 @@ class Imitation:
             for name, layer in zip(layer_names(manifest), manifest.layers, strict=True)
         }
 
-    def _hidden(self, features: Features, batch: AnchorBatch, kind: LossKind) -> RetentionLoss:
+    def _hidden(
+        self, features: Features, batch: AnchorBatch, kind: LossKind, weights: Tensor | None
+    ) -> RetentionLoss:
         if batch.mask is None:
             raise RuntimeError("the anchors were opened without hidden states")
         variances = {layer: batch.variances[layer] for layer in batch.targets}
-        return retention_loss(self.states(features), batch.targets, batch.mask, kind, variances)
+        return retention_loss(
+            self.states(features), batch.targets, batch.mask, kind, variances, weights
+        )
 
-    def _action(self, output: PolicyOutput, batch: AnchorBatch, kind: LossKind) -> Tensor:
+    def _action(
+        self, output: PolicyOutput, batch: AnchorBatch, kind: LossKind, weights: Tensor | None
+    ) -> Tensor:
         theirs, mask = batch.outputs, batch.outputs[OUTPUT_MASK]
         if PREDICTION in theirs:
             variance = batch.variances[PREDICTION]
-            return layer_loss(output.values, theirs[PREDICTION], mask, kind, variance)
+            return layer_loss(output.values, theirs[PREDICTION], mask, kind, variance, weights)
         return top_k_divergence(output.values, theirs[TOP_TOKENS], theirs[TOP_LOGPROBS], mask)
 
 

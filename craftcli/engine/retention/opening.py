@@ -10,6 +10,7 @@ from craftcli.cache.format import Manifest
 from craftcli.cache.reading.reader import CacheReader
 from craftcli.cache.row_digests import FrameDigests
 from craftcli.choices import Kind, LossKind, Mode
+from craftcli.config.retention import DEFAULT_EPSILON
 from craftcli.config.train import TrainConfig
 from craftcli.distributed import Processes
 from craftcli.engine.anchor_plan import AnchorPlan
@@ -48,12 +49,23 @@ class OpenedAnchors:
     """The dataset of the anchors, if images or labels are read from it."""
 
     def imitation(
-        self, modes: Collection[Mode], *, loss: LossKind = LossKind.NMSE, stride: int = 1
+        self,
+        modes: Collection[Mode],
+        *,
+        loss: LossKind = LossKind.NMSE,
+        stride: int = 1,
+        weighs_rows: bool = True,
     ) -> Imitation:
         """The comparison of the policy with the cache in these modes."""
         policy = self.policy
         return Imitation(
-            tuple(modes), self.anchors, policy.policy, policy.adapter, loss=loss, stride=stride
+            tuple(modes),
+            self.anchors,
+            policy.policy,
+            policy.adapter,
+            loss=loss,
+            stride=stride,
+            weighs_rows=weighs_rows,
         )
 
 
@@ -141,11 +153,13 @@ def open_terms(
     *,
     resumed: Path | None = None,
     live: LiveAnchors | None = None,
+    weighs_rows: bool = True,
 ) -> RetentionTerms:
     """Open the terms of a run; the student must be the cache's teacher unless the run resumes.
 
     `resumed` is the folder of a resumed run: its student no longer equals the teacher. With `live`
-    anchors no cache is opened.
+    anchors no cache is opened. Without `weighs_rows` all anchors count alike and ε is the same for
+    every policy, as in runs of earlier versions.
     """
     imitated = [mode for mode in _IMITATED if mode in config.modes]
     labelled = [mode for mode in _LABELLED if mode in config.modes]
@@ -154,7 +168,17 @@ def open_terms(
     world = Processes.from_environment().world
     if live is not None:
         adapter, loss = student.adapter, config.loss
-        terms.append(Imitation(imitated, live, student.policy, adapter, loss=loss, stride=world))
+        terms.append(
+            Imitation(
+                imitated,
+                live,
+                student.policy,
+                adapter,
+                loss=loss,
+                stride=world,
+                weighs_rows=weighs_rows,
+            )
+        )
     elif imitated or labelled:
         reader = CacheReader.open(cache)
         opened = open_anchors(
@@ -171,13 +195,19 @@ def open_terms(
             held_out_share=config.held_out_share if config.compares_anchors else 0.0,
         )
         if imitated:
-            terms.append(opened.imitation(imitated, loss=config.loss, stride=world))
+            terms.append(
+                opened.imitation(imitated, loss=config.loss, stride=world, weighs_rows=weighs_rows)
+            )
         if labelled and opened.dataset:
             replay = Replay(opened.anchors, opened.dataset, student.policy)
             terms += _labelled_terms(config, student, replay, resumed)
     if Mode.L2SP in config.modes:
         terms.append(_distance(student, Mode.L2SP, resumed))
-    return RetentionTerms(terms, live or (opened.anchors if opened else None))
+    anchors = live or (opened.anchors if opened else None)
+    epsilon = DEFAULT_EPSILON
+    if imitated and anchors and weighs_rows:
+        epsilon = student.adapter.epsilon_of(anchors.manifest.stack)
+    return RetentionTerms(terms, anchors, default_epsilon=epsilon, weighs_rows=weighs_rows)
 
 
 def _labelled_terms(

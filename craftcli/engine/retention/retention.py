@@ -73,7 +73,9 @@ class Retention:
         self.execution = execution or Execution(policy)
         self._policy = policy
         names = self.modes if config.constraints is Constraints.EACH else (_JOINT,)
-        self._constraints = {name: _constraint(config, total_steps) for name in names}
+        self._constraints = {
+            name: _constraint(config, terms.default_epsilon, total_steps) for name in names
+        }
         self._groups: list[int] | None = None
 
     @classmethod
@@ -420,7 +422,7 @@ def open_retention(config: TrainConfig, student: Checkpoint, cache: Location) ->
     return Retention(terms, student.policy, config, total_steps=config.steps)
 
 
-def _constraint(config: RetentionConfig, total_steps: int) -> Constraint:
+def _constraint(config: RetentionConfig, default_epsilon: float, total_steps: int) -> Constraint:
     gains: dict[str, Any] = {}
     if config.controller is Controller.NUPI:
         gains = {"kp": config.lambda_kp, "nu": config.lambda_nu}
@@ -431,7 +433,7 @@ def _constraint(config: RetentionConfig, total_steps: int) -> Constraint:
         every=config.retention_every,
         **gains,
     )
-    start, end = config.budget
+    start, end = config.budget(default_epsilon)
     budget = Budget(schedule=config.schedule, start=start, end=end, total_steps=total_steps)
     return Constraint(multiplier, budget, warmup_turns=config.lambda_warmup)
 

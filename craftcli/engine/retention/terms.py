@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from craftcli.choices import Mode
+from craftcli.config.retention import DEFAULT_EPSILON
 from craftcli.engine.method.losses import RetentionLoss
 from craftcli.engine.retention.anchors import NumberedAnchors
 from craftcli.policies.taps import is_recomputing
@@ -46,8 +47,21 @@ class Term(Protocol):
 class RetentionTerms(Sequence[Term]):
     """The terms of a run and the anchors that they share, if any of them uses anchors."""
 
-    def __init__(self, terms: Sequence[Term], anchors: NumberedAnchors | None) -> None:
+    def __init__(
+        self,
+        terms: Sequence[Term],
+        anchors: NumberedAnchors | None,
+        *,
+        default_epsilon: float = DEFAULT_EPSILON,
+        weighs_rows: bool = True,
+    ) -> None:
+        """`default_epsilon` is the budget of a run that names none.
+
+        `weighs_rows` is what the terms that imitate the teacher were opened with.
+        """
         self.anchors = anchors
+        self.default_epsilon = default_epsilon
+        self.weighs_rows = weighs_rows
         self.modes = tuple(mode for term in terms for mode in term.modes)
         self._terms = tuple(terms)
 

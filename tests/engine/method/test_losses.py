@@ -152,6 +152,17 @@ def test_nmse_takes_each_row_as_a_share_of_its_own_variance() -> None:
         layer_loss(student, teacher, mask, LossKind.NMSE, own[:1])
 
 
+@every_kind
+def test_weighted_rows_count_by_their_weights(kind: LossKind) -> None:
+    a, b, mask = vectors(1), vectors(2), some_mask()
+    weights = torch.tensor([0.0, 0.5, 1.0, 2.5])
+    found = layer_loss(a, b, mask, kind, VARIANCE, weights)
+    rows = torch.stack(
+        [layer_loss(a[n : n + 1], b[n : n + 1], mask[n : n + 1], kind, VARIANCE) for n in range(4)]
+    )
+    torch.testing.assert_close(found, (weights * rows).mean())
+
+
 @pytest.mark.parametrize("variance", [None, 0.0, -1.0, math.nan, math.inf])
 def test_nmse_refuses_a_variance_that_is_not_positive(variance: float | None) -> None:
     with pytest.raises(ValueError, match="positive teacher variance"):

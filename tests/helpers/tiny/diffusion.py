@@ -20,6 +20,7 @@ def policy(*, cameras: int = 2, **settings: Any) -> DiffusionPolicy:
     defaults: dict[str, Any] = {
         "down_dims": (16, 32),
         "use_separate_rgb_encoder_per_camera": False,
+        "num_train_timesteps": STEPS,
     }
     return DiffusionPolicy(
         DiffusionConfig(
@@ -35,7 +36,6 @@ def policy(*, cameras: int = 2, **settings: Any) -> DiffusionPolicy:
             drop_n_last_frames=3,
             kernel_size=3,
             diffusion_step_embed_dim=16,
-            num_train_timesteps=STEPS,
             **{**defaults, **settings},
         )
     )

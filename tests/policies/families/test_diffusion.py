@@ -10,6 +10,7 @@ from tiny.world import ACTIONS, CAMERAS, ENV, PX, STATE
 from torch.nn import functional
 
 from craftcli.choices import Pooling
+from craftcli.config.retention import DEFAULT_EPSILON
 from craftcli.policies.base import NOISE, TIME, FeatureRequest, Features
 from craftcli.policies.families.diffusion import DiffusionAdapter
 from craftcli.policies.pooling import pool
@@ -118,6 +119,36 @@ def test_anchors_have_the_levels_of_noise_that_the_policy_meets_when_it_acts() -
     drawn = ADAPTER.anchor_inputs(policy, rows, seeds=range(40), own_actions=True)[TIME]
     assert set(drawn.tolist()) == set(seen)
     assert len(set(seen)) == 2 < diffusion.STEPS
+
+
+@pytest.mark.parametrize("predicted", ["epsilon", "sample"])
+def test_an_error_counts_by_what_it_means_for_the_action(predicted: str) -> None:
+    """Min-SNR weights with γ = 1, divided by their mean over the levels of acting."""
+    policy = diffusion.policy(
+        cameras=0,
+        noise_scheduler_type="DDIM",
+        num_inference_steps=4,
+        num_train_timesteps=12,
+        prediction_type=predicted,
+    )
+    signal = policy.diffusion.noise_scheduler.alphas_cumprod
+    snr = signal / (1 - signal)
+    by_hand = snr.clamp(max=1) / (snr if predicted == "epsilon" else 1)
+    acting = torch.tensor([0, 3, 6, 9])
+    weights = ADAPTER.row_weights(policy, {TIME: acting})
+    assert weights is not None
+    torch.testing.assert_close(weights, by_hand[acting] / by_hand[acting].mean())
+    # The lowest level hardly counts if noise is predicted, and the highest if the action is.
+    assert weights.argmin() == (0 if predicted == "epsilon" else 3)
+    others = ADAPTER.row_weights(policy, {TIME: torch.tensor([1, 11])})
+    assert others is not None
+    torch.testing.assert_close(others, by_hand[[1, 11]] / by_hand[acting].mean())
+
+
+def test_rows_without_a_level_of_noise_count_alike() -> None:
+    assert ADAPTER.row_weights(diffusion.policy(cameras=0), batch()) is None
+    assert ADAPTER.epsilon_of("conditioning") == DEFAULT_EPSILON
+    assert ADAPTER.epsilon_of("up") < DEFAULT_EPSILON
 
 
 def test_the_condition_needs_no_actions_and_pools_to_itself() -> None:
