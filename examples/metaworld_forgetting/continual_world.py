@@ -55,8 +55,6 @@ from task_sequence import Anchors, Arm
 NAME = "continual-world-act"
 PLAIN = ("--mode", "none")
 EWC = ("--mode", "ewc", "--lambda-lr", "0", "--lambda-max", "100", "--surgery", "none")
-# Twice the steps at a third of the rate: less noise of few anchors stays in the weights.
-SLOWER = ("--lr", "3e-4", "--steps", "6000")
 LORA = f"r=8,targets={FAMILIES[FAMILY].lora_targets}"
 ARMS: dict[str, Arm | None] = {
     "plain fine-tuning": Arm(anchors=Anchors.NOTHING, train=PLAIN),
@@ -67,11 +65,11 @@ ARMS: dict[str, Arm | None] = {
         train=("--mode", "hidden+action", "--anchor-batch-size", "32", "--epsilon-start", "0.01"),
     ),
     "hidden + action, 16 frames a task, slower": Arm(
-        anchors=Anchors.FEW_FRAMES, train=(*HELD, *SLOWER)
+        anchors=Anchors.FEW_FRAMES, train=HELD, slower=True
     ),
     "hidden + action, no old frames": Arm(anchors=Anchors.STATISTICS, train=HELD),
     "hidden + action, no old frames, slower": Arm(
-        anchors=Anchors.STATISTICS, train=(*HELD, *SLOWER)
+        anchors=Anchors.STATISTICS, train=HELD, slower=True
     ),
     "replay": Arm(anchors=Anchors.LABELLED, train=REPLAY),
     "EWC, λ 0.1": Arm(anchors=Anchors.LABELLED, train=(*EWC, "--lambda-init", "0.1")),

@@ -54,7 +54,7 @@ def test_continual_world_goes_from_data_to_matrices(
     run_metaworld: Callable[..., None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     arms = ["plain fine-tuning", "hidden + action, 16 frames a task"]
-    arms += ["hidden + action, no old frames", "EWC, λ 1", "joint training"]
+    arms += ["hidden + action, no old frames, slower", "EWC, λ 1", "joint training"]
     run_metaworld("continual_world.py", "--seeds", "1", "--arms", ";".join(arms))
     results = json.loads((tmp_path / "results.json").read_text())["continual-world-act"]
     assert results["tasks"] == ["hammer-v3", "push-wall-v3", "faucet-close-v3"]
