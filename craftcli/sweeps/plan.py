@@ -77,11 +77,11 @@ def plan_sweep(spec: SweepSpec) -> SweepPlan:
                 caches.setdefault(Path(str(job.cache.output)), job.cache)
             runs.append(job)
     _check_interpolations(runs)
-    # Rows that were made without a dataset share no frame with held-out ones.
-    with_frames = next((path for path, cache in caches.items() if cache.needs_dataset), None)
-    drift_cache = with_frames or next(iter(caches), None)
+    drift_cache = _with_frames(caches, of=None) or next(iter(caches), None)
     if spec.held_out is not None:
-        held_out = _cache(spec, {"seed": HELD_OUT_SEED, "exclude": with_frames, **spec.held_out})
+        own = {"seed": HELD_OUT_SEED, **spec.held_out}
+        shared = _with_frames(caches, of=_cache(spec, own))
+        held_out = _cache(spec, {"exclude": shared, **own})
         drift_cache = Path(str(held_out.output))
         caches[drift_cache] = held_out
     environments = _environments(spec)
@@ -173,6 +173,18 @@ def _cache(spec: SweepSpec, own: Mapping[str, Any]) -> CacheConfig:
     content = {n: v for n, v in config.to_json().items() if n not in config.neutral()}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
     return CacheConfig(**{**values, "output": spec.output / "caches" / f"{digest}.zarr"})
+
+
+def _with_frames(caches: Mapping[Path, CacheConfig], of: CacheConfig | None) -> Path | None:
+    """The first cache with frames of a dataset, or of the dataset of the cache `of`.
+
+    Rows that were made without a dataset, or of another one, share no frame with held-out ones.
+    """
+    for path, cache in caches.items():
+        same = of is None or (cache.dataset, cache.dataset_root) == (of.dataset, of.dataset_root)
+        if cache.needs_dataset and same:
+            return path
+    return None
 
 
 def _environments(spec: SweepSpec) -> tuple[str, ...]:

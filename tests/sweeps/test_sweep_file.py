@@ -130,6 +130,18 @@ def test_held_out_anchors_leave_out_frames_not_drawn_states() -> None:
     assert held_out.exclude == frames.output
 
 
+def test_held_out_anchors_leave_out_frames_of_their_own_dataset_only() -> None:
+    other = {"name": "other", "cache": {"dataset": "another/task"}}
+    own: dict[str, Any] = {
+        "train": {"policy": "a/policy", "dataset": "a/new_task"},
+        "cache": {"dataset": "an/old_task"},
+        "held_out": {"samples": 8},
+    }
+    assert plan_sweep(spec_of(other, **own)).caches[-1].exclude is None
+    _, frames, held_out = plan_sweep(spec_of(other, {"name": "frames"}, **own)).caches
+    assert held_out.exclude == frames.output
+
+
 def test_a_merge_belongs_to_the_run_of_its_seed() -> None:
     merge = {"name": "half", "merge": {"of": "none", "alpha": 0.5}}
     plan = plan_sweep(spec_of(merge, NONE, seeds=[0, 1]))
